@@ -1,0 +1,218 @@
+"""The buffers of a phase: the one list that the planner sums and the executor allocates.
+
+Every byte a phase holds on either device is a Buffer here: weights, KV, staging, activations, step inputs, logits
+and the largest op's workspace. Peaks are sums over this list, so a plan's figure and the arena's are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from flexinfer.plan import Home, LayerPlacement, Phase, Plan, PhasePlan
+from flexinfer.spec.model_spec import Block, ModelSpec
+from flexinfer.spec.workload import Workload
+
+Kind = Literal["weights", "kv", "staging", "activation", "workspace"]
+ALIGN = 256
+KV_STAGES = 2
+ATTENTION_TOKENS = 4096
+"""An attention block works through a batch in groups of whole sequences of about this many tokens."""
+MLP_TOKENS = 2048
+"""An MLP works through its tokens in groups of this many, which bounds its intermediate to 2048 x ffn_size."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One allocation. `name` is unique within its device and phase; equal names in two phases are one buffer."""
+
+    name: str
+    device: Home
+    kind: Kind
+    nbytes: int
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def block_buffer_bytes(spec: ModelSpec, block: Block) -> int:
+    """Bytes of one block's weights laid out in one buffer, each tensor aligned."""
+    return sum(aligned(t.numel * spec.dtype_bytes) for t in spec.block_tensors(block))
+
+
+def head_slice_rows(spec: ModelSpec, slices: int) -> int:
+    return -(-spec.vocab_size // slices)
+
+
+def head_slices_for(spec: ModelSpec) -> int:
+    """Slices of a streamed head, each no larger than the larger block's buffer."""
+    room = max(block_buffer_bytes(spec, "attention"), block_buffer_bytes(spec, "mlp"))
+    rows = max(1, room // (spec.embedding_size * spec.dtype_bytes) - 1)
+    return math.ceil(spec.vocab_size / rows)
+
+
+def kv_layer_bytes(spec: ModelSpec, workload: Workload) -> int:
+    """K and V of one layer at full capacity, each aligned."""
+    one = workload.batch * spec.kv_size * workload.kv_capacity * spec.dtype_bytes
+    return 2 * aligned(one)
+
+
+def step_tokens(phase: Phase, workload: Workload) -> int:
+    """New tokens of one sequence in one step of the phase."""
+    return workload.prompt_len if phase == "prefill" else 1
+
+
+def input_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """Step inputs on a device: rope rows (fp32 cos and sin), cache row indices, and a mask where one is needed."""
+    tokens = workload.batch * step_tokens(phase, workload)
+    rope = 2 * aligned(tokens * spec.head_dim * 4) if spec.rope else 0
+    rows = aligned(tokens * spec.num_kv_heads * 8)
+    return rope + rows + _mask_bytes(spec, phase, workload)
+
+
+def _mask_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """Boolean [B, S, T], one for full attention and one for each window in use."""
+    kinds = len(set(spec.windows))
+    new = step_tokens(phase, workload)
+    return kinds * aligned(workload.batch * new * workload.kv_capacity)
+
+
+def attention_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """Temporaries of an attention block: normed input, q, k, v with their rotated copies, context, output."""
+    new = step_tokens(phase, workload)
+    rows = min(workload.batch, max(1, ATTENTION_TOKENS // new)) * new
+    item = spec.dtype_bytes
+    streams = 4 * spec.hidden_size * item + 3 * spec.hidden_size * 4
+    heads = (6 * spec.q_size + 8 * spec.kv_size) * item + 2 * (spec.q_size + spec.kv_size) * 4
+    expanded = 0
+    if phase == "decode":
+        expanded = 2 * spec.kv_size * workload.batch * workload.kv_capacity * item
+    elif workload.cached_tokens:
+        expanded = 2 * spec.kv_size * rows // new * workload.kv_capacity * item
+    return rows * (streams + heads) + (expanded if spec.num_heads != spec.num_kv_heads else 0)
+
+
+def mlp_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    rows = min(workload.batch * step_tokens(phase, workload), MLP_TOKENS)
+    item = spec.dtype_bytes
+    width = (4 if spec.gated_mlp else 3) * spec.ffn_size
+    return rows * (width * item + 4 * spec.hidden_size * item + 3 * spec.hidden_size * 4)
+
+
+def head_workspace_bytes(spec: ModelSpec, workload: Workload) -> int:
+    item = spec.dtype_bytes
+    return workload.batch * (4 * spec.hidden_size * (item + 4) + spec.embedding_size * item + 2 * spec.vocab_size * item)
+
+
+def workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """The largest op's temporaries: an attention block, an MLP or the head."""
+    return max(
+        attention_workspace_bytes(spec, phase, workload),
+        mlp_workspace_bytes(spec, phase, workload),
+        head_workspace_bytes(spec, workload),
+    )
+
+
+def hidden_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    return workload.batch * step_tokens(phase, workload) * spec.hidden_size * spec.dtype_bytes
+
+
+def exchange_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> dict[str, int]:
+    """q, k, v and context of a delegated attention, as sent over the link."""
+    tokens = workload.batch * step_tokens(phase, workload) * spec.dtype_bytes
+    return {"q": tokens * spec.q_size, "k": tokens * spec.kv_size, "v": tokens * spec.kv_size, "context": tokens * spec.q_size}
+
+
+def weight_buffers(spec: ModelSpec, phase_plan: PhasePlan) -> Iterator[Buffer]:
+    """GPU copies of weights that stay for the phase. A tied head on the GPU is the embedding's one copy."""
+    for layer in phase_plan.resident:
+        for block in ("attention", "mlp"):
+            yield Buffer(f"weights.{layer}.{block}", "gpu", "weights", block_buffer_bytes(spec, block))  # type: ignore[arg-type]
+    embed_on_gpu, head_on_gpu = phase_plan.embed == "gpu", phase_plan.head.weights == "gpu"
+    if head_on_gpu:
+        yield Buffer("weights.head", "gpu", "weights", block_buffer_bytes(spec, "head"))
+    if embed_on_gpu:
+        nbytes = block_buffer_bytes(spec, "embed")
+        if spec.tied_head and head_on_gpu:
+            nbytes -= aligned(spec.vocab_size * spec.embedding_size * spec.dtype_bytes)
+        yield Buffer("weights.embed", "gpu", "weights", nbytes)
+
+
+def streams_weights(phase_plan: PhasePlan) -> bool:
+    return phase_plan.head.streamed or any(p.attention.streamed or p.mlp.streamed for p in phase_plan.layers)
+
+
+def stage_bytes(spec: ModelSpec, phase_plan: PhasePlan) -> int:
+    """One weight staging slot: the largest thing that streams."""
+    sizes = [0]
+    for placement in set(phase_plan.layers):
+        sizes += [block_buffer_bytes(spec, "attention")] * placement.attention.streamed
+        sizes += [block_buffer_bytes(spec, "mlp")] * placement.mlp.streamed
+    if phase_plan.head.streamed:
+        rows = head_slice_rows(spec, phase_plan.head_slices)
+        sizes.append(aligned(rows * spec.embedding_size * spec.dtype_bytes))
+    return max(sizes)
+
+
+def phase_buffers(spec: ModelSpec, phase_plan: PhasePlan, phase: Phase, workload: Workload) -> tuple[Buffer, ...]:
+    """Every buffer that one phase holds, on both devices. The CPU's checkpoint copy is one buffer, "weights"."""
+    return tuple(_phase_buffers(spec, phase_plan, phase, workload))
+
+
+def _phase_buffers(spec: ModelSpec, phase_plan: PhasePlan, phase: Phase, workload: Workload) -> Iterator[Buffer]:
+    layers = phase_plan.layers
+    yield Buffer("weights", "cpu", "weights", spec.total_bytes)
+    yield from weight_buffers(spec, phase_plan)
+    kv_bytes = kv_layer_bytes(spec, workload)
+    for index, placement in enumerate(layers):
+        yield Buffer(f"kv.{index}", placement.kv, "kv", kv_bytes)
+    hidden = hidden_bytes(spec, phase, workload)
+    logits = workload.batch * spec.vocab_size
+    work = workspace_bytes(spec, phase, workload)
+    yield Buffer("inputs", "cpu", "activation", input_bytes(spec, phase, workload))
+    yield Buffer("logits", "cpu", "activation", logits * 4)
+    yield Buffer("workspace", "cpu", "workspace", work)
+    yield Buffer("hidden", "cpu", "activation", hidden)
+    if phase_plan.uses_gpu:
+        yield Buffer("inputs", "gpu", "activation", input_bytes(spec, phase, workload))
+        yield Buffer("hidden", "gpu", "activation", hidden)
+        yield Buffer("workspace", "gpu", "workspace", work)
+    if phase_plan.head.compute == "gpu":
+        yield Buffer("last", "gpu", "activation", workload.batch * spec.hidden_size * spec.dtype_bytes)
+        yield Buffer("logits", "gpu", "activation", logits * spec.dtype_bytes)
+    if streams_weights(phase_plan):
+        slot = stage_bytes(spec, phase_plan)
+        for index in range(phase_plan.prefetch_depth):
+            yield Buffer(f"stage.{index}", "gpu", "staging", slot)
+    if any(p.kv_streamed for p in layers):
+        for index in range(KV_STAGES):
+            yield Buffer(f"kv_stage.{index}", "gpu", "staging", kv_bytes)
+    if any(p.delegated for p in layers):
+        for name, nbytes in exchange_bytes(spec, phase, workload).items():
+            yield Buffer(name, "gpu", "activation", nbytes)
+            yield Buffer(name, "cpu", "activation", nbytes)
+
+
+def device_bytes(buffers: Iterable[Buffer], device: Home) -> int:
+    return sum(aligned(b.nbytes) for b in buffers if b.device == device)
+
+
+def peak_bytes(spec: ModelSpec, plan: Plan, workload: Workload) -> dict[Home, int]:
+    """Peak of each device over prefill, the switch and decode.
+
+    At the switch what only prefill needs is freed first; weights and KV that stay are counted once; a KV layer that
+    moves is on both devices for that moment, one layer at a time.
+    """
+    prefill = phase_buffers(spec, plan.prefill, "prefill", workload)
+    decode = phase_buffers(spec, plan.decode, "decode", workload)
+    devices: tuple[Home, Home] = ("gpu", "cpu")
+    return {d: max(device_bytes(prefill, d), device_bytes(decode, d)) for d in devices}
+
+
+def kv_moves(plan: Plan) -> list[tuple[int, Home, Home]]:
+    """(layer, from, to) for each layer whose KV changes home at the switch."""
+    pairs: Iterable[tuple[LayerPlacement, LayerPlacement]] = zip(plan.prefill.layers, plan.decode.layers, strict=True)
+    return [(i, a.kv, b.kv) for i, (a, b) in enumerate(pairs) if a.kv != b.kv]
