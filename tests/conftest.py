@@ -1,0 +1,64 @@
+"""What every test relies on: the environment is ours, torch's global settings are restored, the demo model is found.
+
+Set up at import, before any test module can import torch: thread counts are read from the environment only then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The emulated machine runs several threads, and each that calls torch gets an OpenMP team of its own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+# A developer's own settings and measured profiles must not change what a test sees, nor be changed by it.
+KEPT = {"FLEXINFER_DEMO_MODEL", "FLEXINFER_FUZZ", "FLEXINFER_ISA"}
+for name in [name for name in os.environ if name.startswith("FLEXINFER_") and name not in KEPT]:
+    del os.environ[name]
+CACHE = tempfile.mkdtemp(prefix="flexinfer-test-cache-")
+os.environ["XDG_CACHE_HOME"] = CACHE
+
+# The same draws every time in `make test`; fresh and many ones in `make test-full`.
+settings.register_profile("fixed", deadline=None, max_examples=40, derandomize=True, database=None)
+settings.register_profile("fuzz", deadline=None, max_examples=2000)
+settings.load_profile("fuzz" if os.environ.get("FLEXINFER_FUZZ") else "fixed")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(CACHE, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def restored_torch_settings() -> Iterator[None]:
+    """Default dtype and thread count are global in torch. Imports torch for no test that does without it."""
+    torch = sys.modules.get("torch")
+    before = (torch.get_default_dtype(), torch.get_num_threads()) if torch else None
+    yield
+    if torch and before:
+        torch.set_default_dtype(before[0])
+        torch.set_num_threads(before[1])
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The real model's .gguf file, from FLEXINFER_DEMO_MODEL or .models/; the test is skipped where neither is."""
+    named = os.environ.get("FLEXINFER_DEMO_MODEL")
+    if named:
+        path = Path(named)
+        if not path.exists():
+            pytest.fail(f"FLEXINFER_DEMO_MODEL names {path}, which does not exist")
+        return path
+    found = sorted((ROOT / ".models").glob("*.gguf"))
+    if not found:
+        pytest.skip("the demo model is not fetched: run scripts/fetch_demo_model.py or set FLEXINFER_DEMO_MODEL")
+    return found[0]
