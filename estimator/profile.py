@@ -105,7 +105,10 @@ class GpuProfile:
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """The way between them: pinned copies of whole blocks, each way. `fixed_s` is for one copy."""
+    """The way between them: pinned copies of whole blocks, each way. `fixed_s` is for one copy.
+
+    pageable_*: rates from and to memory that is not pinned, where they were measured.
+    """
 
     name: str
     h2d_bytes_per_s: float
@@ -113,6 +116,8 @@ class LinkProfile:
     eff_h2d: float
     eff_d2h: float
     fixed_s: float
+    pageable_h2d_bytes_per_s: float | None = None
+    pageable_d2h_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,8 @@ class HardwareProfile:
     """One machine. Without a GPU both `gpu` and `link` are None.
 
     fingerprint: what identifies the host that was measured (empty for nominal profiles). sources: for a dotted key, or
-    a prefix of one, where its number is from.
+    a prefix of one, where its number is from. cpu_one_thread: the same host measured with a single thread, which is
+    what a device has when two threads are split in two budgets. noisy: repeated measurements disagreed.
     """
 
     name: str
@@ -130,6 +136,8 @@ class HardwareProfile:
     link: LinkProfile | None = None
     fingerprint: Mapping[str, str | int | float | None] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    cpu_one_thread: CpuProfile | None = None
+    noisy: bool = False
 
     def __post_init__(self) -> None:
         if (self.gpu is None) != (self.link is None):

@@ -72,6 +72,12 @@ class _Object:
             self.fail(f"is {value!r}, wanted a whole number", key)
         return int(value)
 
+    def flag(self, key: str) -> bool:
+        value = self.value(key)
+        if not isinstance(value, bool):
+            self.fail(f"is {value!r}, wanted true or false", key)
+        return value
+
     def child(self, key: str) -> _Object:
         return _Object(self.value(key), f"{self.key}.{key}".lstrip("."), self.where)
 
@@ -175,6 +181,8 @@ def _link(obj: _Object) -> LinkProfile:
         eff_h2d=obj.number("eff_h2d"),
         eff_d2h=obj.number("eff_d2h"),
         fixed_s=obj.number("fixed_s", zero=True),
+        pageable_h2d_bytes_per_s=_absent_or_null(obj, "pageable_h2d_bytes_per_s", _Object.number),
+        pageable_d2h_bytes_per_s=_absent_or_null(obj, "pageable_d2h_bytes_per_s", _Object.number),
     )
 
 
@@ -192,6 +200,12 @@ def _texts(obj: _Object) -> dict[str, str]:
 
 def _optional(obj: _Object, key: str, read: Callable[[_Object], T]) -> T | None:
     return None if obj.value(key) is None else _finished(read, obj.child(key))
+
+
+def _absent_or_null(obj: _Object, key: str, read: Callable[[_Object, str], T]) -> T | None:
+    """A key that profiles written by hand may leave out."""
+    obj.seen.add(key)
+    return None if obj.data.get(key) is None else read(obj, key)
 
 
 def _profile(obj: _Object) -> HardwareProfile:
@@ -212,6 +226,8 @@ def _profile(obj: _Object) -> HardwareProfile:
         link=link,
         fingerprint=_finished(_scalars, obj.child("fingerprint")),
         sources=_finished(_texts, obj.child("sources")),
+        cpu_one_thread=_absent_or_null(obj, "cpu_one_thread", lambda obj, key: _finished(_cpu, obj.child(key))),
+        noisy=_absent_or_null(obj, "noisy", _Object.flag) or False,
     )
 
 
