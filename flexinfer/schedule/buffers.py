@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from flexinfer.plan import Home, LayerPlacement, Phase, Plan, PhasePlan
+from flexinfer.plan import Home, LayerPlacement, Phase, PhasePlan, Plan
+from flexinfer.schedule.inputs import input_bytes
 from flexinfer.spec.model_spec import Block, ModelSpec
 from flexinfer.spec.workload import Workload
 
@@ -65,21 +66,6 @@ def step_tokens(phase: Phase, workload: Workload) -> int:
     return workload.prompt_len if phase == "prefill" else 1
 
 
-def input_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
-    """Step inputs on a device: rope rows (fp32 cos and sin), cache row indices, and a mask where one is needed."""
-    tokens = workload.batch * step_tokens(phase, workload)
-    rope = 2 * aligned(tokens * spec.head_dim * 4) if spec.rope else 0
-    rows = aligned(tokens * spec.num_kv_heads * 8)
-    return rope + rows + _mask_bytes(spec, phase, workload)
-
-
-def _mask_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
-    """Boolean [B, S, T], one for full attention and one for each window in use."""
-    kinds = len(set(spec.windows))
-    new = step_tokens(phase, workload)
-    return kinds * aligned(workload.batch * new * workload.kv_capacity)
-
-
 def attention_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
     """Temporaries of an attention block: normed input, q, k, v with their rotated copies, context, output."""
     new = step_tokens(phase, workload)
@@ -104,7 +90,9 @@ def mlp_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> in
 
 def head_workspace_bytes(spec: ModelSpec, workload: Workload) -> int:
     item = spec.dtype_bytes
-    return workload.batch * (4 * spec.hidden_size * (item + 4) + spec.embedding_size * item + 2 * spec.vocab_size * item)
+    return workload.batch * (
+        4 * spec.hidden_size * (item + 4) + spec.embedding_size * item + 2 * spec.vocab_size * item
+    )
 
 
 def workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
@@ -123,7 +111,12 @@ def hidden_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
 def exchange_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> dict[str, int]:
     """q, k, v and context of a delegated attention, as sent over the link."""
     tokens = workload.batch * step_tokens(phase, workload) * spec.dtype_bytes
-    return {"q": tokens * spec.q_size, "k": tokens * spec.kv_size, "v": tokens * spec.kv_size, "context": tokens * spec.q_size}
+    return {
+        "q": tokens * spec.q_size,
+        "k": tokens * spec.kv_size,
+        "v": tokens * spec.kv_size,
+        "context": tokens * spec.q_size,
+    }
 
 
 def weight_buffers(spec: ModelSpec, phase_plan: PhasePlan) -> Iterator[Buffer]:
@@ -132,6 +125,9 @@ def weight_buffers(spec: ModelSpec, phase_plan: PhasePlan) -> Iterator[Buffer]:
         for block in ("attention", "mlp"):
             yield Buffer(f"weights.{layer}.{block}", "gpu", "weights", block_buffer_bytes(spec, block))  # type: ignore[arg-type]
     embed_on_gpu, head_on_gpu = phase_plan.embed == "gpu", phase_plan.head.weights == "gpu"
+    if phase_plan.head.streamed:
+        norm = (t for t in spec.block_tensors("head") if t.name != "out.weight")
+        yield Buffer("weights.head_norm", "gpu", "weights", sum(aligned(t.numel * spec.dtype_bytes) for t in norm))
     if head_on_gpu:
         yield Buffer("weights.head", "gpu", "weights", block_buffer_bytes(spec, "head"))
     if embed_on_gpu:
@@ -170,19 +166,23 @@ def _phase_buffers(spec: ModelSpec, phase_plan: PhasePlan, phase: Phase, workloa
     for index, placement in enumerate(layers):
         yield Buffer(f"kv.{index}", placement.kv, "kv", kv_bytes)
     hidden = hidden_bytes(spec, phase, workload)
+    last = workload.batch * spec.hidden_size * spec.dtype_bytes
     logits = workload.batch * spec.vocab_size
     work = workspace_bytes(spec, phase, workload)
     yield Buffer("inputs", "cpu", "activation", input_bytes(spec, phase, workload))
     yield Buffer("logits", "cpu", "activation", logits * 4)
     yield Buffer("workspace", "cpu", "workspace", work)
     yield Buffer("hidden", "cpu", "activation", hidden)
+    yield Buffer("last", "cpu", "activation", last)
     if phase_plan.uses_gpu:
         yield Buffer("inputs", "gpu", "activation", input_bytes(spec, phase, workload))
         yield Buffer("hidden", "gpu", "activation", hidden)
         yield Buffer("workspace", "gpu", "workspace", work)
+        yield Buffer("last", "gpu", "activation", last)
     if phase_plan.head.compute == "gpu":
-        yield Buffer("last", "gpu", "activation", workload.batch * spec.hidden_size * spec.dtype_bytes)
         yield Buffer("logits", "gpu", "activation", logits * spec.dtype_bytes)
+    if phase_plan.head.streamed:
+        yield Buffer("head_input", "gpu", "activation", workload.batch * spec.embedding_size * spec.dtype_bytes)
     if streams_weights(phase_plan):
         slot = stage_bytes(spec, phase_plan)
         for index in range(phase_plan.prefetch_depth):

@@ -1,0 +1,123 @@
+"""One layer's attention block over its KV, whole or in the three parts of a delegated one.
+
+A batch is worked through in groups of whole sequences, which bounds the temporaries of a long prefill.
+
+Legend: B batch, S new tokens, T keys, N query heads, K kv heads, H head_dim, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from flexinfer.cache import KvLayer
+from flexinfer.engine.step import StepInputs, StepParams, scale_of
+from flexinfer.machine.base import Machine
+from flexinfer.models.attention import decode_attention, prefill_attention
+from flexinfer.models.opset import OpSet
+from flexinfer.plan import Home
+from flexinfer.schedule.buffers import ATTENTION_TOKENS
+from flexinfer.spec.model_spec import ModelSpec
+
+
+class Exchange(NamedTuple):
+    """What crosses the link around a delegated attention, on one device."""
+
+    q_BNSH: torch.Tensor
+    k_BKSH: torch.Tensor
+    v_BKSH: torch.Tensor
+    context_BNSH: torch.Tensor
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """A layer's attention on one device, for one phase. `reads_cache` is False in a prefill of an empty cache."""
+
+    spec: ModelSpec
+    family: ModuleType
+    ops: OpSet
+    machine: Machine
+    inputs: StepInputs
+    device: Home
+    window: int | None
+    reads_cache: bool
+
+    def whole(self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, kv: KvLayer, params: StepParams) -> None:
+        """Updates hidden in place and appends to the KV."""
+        for group in self._groups(hidden_BSD):
+            hidden = hidden_BSD[group]
+            q, k, v = self.family.qkv(weights, hidden, self.inputs.rope(group), self.spec, self.ops)
+            context = self._attend(q, k, v, kv, group, params)
+            self.machine.copy(hidden, self.family.attention_out(weights, hidden, context, self.spec, self.ops))
+
+    def project(self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, exchange: Exchange) -> None:
+        """q, k and v into the exchange buffers."""
+        for group in self._groups(hidden_BSD):
+            parts = self.family.qkv(weights, hidden_BSD[group], self.inputs.rope(group), self.spec, self.ops)
+            for target, source in zip(exchange[:3], parts, strict=True):
+                self.machine.copy(target[group], source)
+
+    def attend_exchange(self, exchange: Exchange, kv: KvLayer, params: StepParams) -> None:
+        """Attention over the KV for q, k, v of the exchange buffers; context into its buffer."""
+        for group in self._groups(exchange.q_BNSH):
+            q, k, v = (part[group] for part in exchange[:3])
+            self.machine.copy(exchange.context_BNSH[group], self._attend(q, k, v, kv, group, params))
+
+    def finish(self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, exchange: Exchange) -> None:
+        """Output projection and residual, from the context that came back."""
+        for group in self._groups(hidden_BSD):
+            hidden, context = hidden_BSD[group], exchange.context_BNSH[group]
+            self.machine.copy(hidden, self.family.attention_out(weights, hidden, context, self.spec, self.ops))
+
+    def _groups(self, batched: torch.Tensor) -> Iterator[slice]:
+        batch, new = self.inputs["tokens"].shape
+        step = max(1, ATTENTION_TOKENS // new)
+        for first in range(0, batch, step):
+            yield slice(first, min(first + step, batch))
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KvLayer, group: slice, params: StepParams
+    ) -> torch.Tensor:
+        self._append(k, v, kv, group, params)
+        if params.new == 1 and self.reads_cache:
+            return self._attend_one(q, kv, group, params)
+        mask = self.inputs.mask(self.window)
+        scale = scale_of(self.spec)
+        if not self.reads_cache:
+            mask = None if mask is None else mask[group][:, :, : params.new]
+            return prefill_attention(q, k, v, mask, scale, self.ops)
+        held = kv.filled(params.end)
+        assert mask is not None
+        masked = mask[group][:, :, : params.end]
+        return prefill_attention(q, held.k_BKTH[group], held.v_BKTH[group], masked, scale, self.ops)
+
+    def _attend_one(self, q_BNSH: torch.Tensor, kv: KvLayer, group: slice, params: StepParams) -> torch.Tensor:
+        """Decode. The CPU's op set takes whole buffers and lengths; the GPU's takes a view and, if need be, a mask."""
+        lengths_B, scale = self.inputs["lengths"][group], scale_of(self.spec)
+        if self.device == "cpu":
+            k, v = kv.k_BKTH[group], kv.v_BKTH[group]
+            return decode_attention(q_BNSH, k, v, lengths_B, None, self.window, scale, self.ops)
+        mask = self.inputs.mask(self.window)
+        if params.uniform:
+            first = 0 if self.window is None else max(0, params.end - self.window)
+            held, mask = kv.span(first, params.end), None
+        else:
+            held = kv.filled(params.end)
+            mask = None if mask is None else mask[group][:, :, : params.end]
+        return decode_attention(
+            q_BNSH, held.k_BKTH[group], held.v_BKTH[group], lengths_B, mask, None, scale, self.ops
+        )
+
+    def _append(self, k: torch.Tensor, v: torch.Tensor, kv: KvLayer, group: slice, params: StepParams) -> None:
+        if params.uniform:
+            target = kv.span(params.starts[0], params.end)
+            self.machine.copy(target.k_BKTH[group], k)
+            self.machine.copy(target.v_BKTH[group], v)
+            return
+        rows = self.inputs["rows"][group].reshape(-1)
+        for flat_RH, new in zip(kv.flat, (k, v), strict=True):
+            self.machine.append(flat_RH, rows, new.reshape(-1, self.spec.head_dim))

@@ -1,0 +1,240 @@
+"""The engine: one model on one machine. Allocates what a plan lists, runs prefill, the switch and decode, and measures.
+
+The engine knows no strategy: it follows the placements of the plan it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flexinfer.cache import KvLayer, kv_layer
+from flexinfer.engine.bind import Parts, Sample, bind
+from flexinfer.engine.devices import DeviceConfig, ThreadBudget, make_machine
+from flexinfer.engine.memory import Memory
+from flexinfer.engine.residents import kv_move, resident_loads, run_all
+from flexinfer.engine.step import StepParams, TokenFeed, prefill_params
+from flexinfer.host import available_threads, rss_peak_bytes
+from flexinfer.machine.base import BoundOp, Machine, Player
+from flexinfer.models.opset import CpuOps, OpSet, TorchOps
+from flexinfer.plan import Home, Phase, Plan, Times
+from flexinfer.schedule.buffers import Buffer, kv_moves, phase_buffers
+from flexinfer.schedule.build import build
+from flexinfer.schedule.trace import chrome_events
+from flexinfer.spec.model_spec import ModelSpec
+from flexinfer.spec.workload import Workload
+from flexinfer.weights import WeightStore
+
+OnTokens = Callable[[int, list[int]], Sequence[bool]]
+"""(step, the new token of each sequence) -> which sequences are finished."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What one generation measured. `steps` counts tokens a sequence."""
+
+    times: Times
+    steps: int
+
+
+class Engine:
+    """One model's weights on one machine, for one generation at a time.
+
+    Raises UserError for a device that is not there, DoesNotFitError when a buffer does not fit, EngineError when an
+    op fails. After an exception everything the generation held is released and the engine can be used again.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        store: WeightStore,
+        config: DeviceConfig,
+        threads: int | None = None,
+        machine: Machine | None = None,
+    ) -> None:
+        self.spec, self.store, self.config = spec, store, config
+        self.threads = ThreadBudget.split(threads or available_threads(), config.device)
+        self.machine = machine or make_machine(config, self.threads)
+        self.memory = Memory(self.machine)
+        self._ops: Mapping[Home, OpSet] = {"cpu": CpuOps(threads=self.threads.cpu), "gpu": TorchOps()}
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, plan: Plan, workload: Workload) -> None:
+        """Loads residents and allocates the buffers of the prefill phase. No part of a generation's time."""
+        try:
+            self._prepare(plan, workload)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _prepare(self, plan: Plan, workload: Workload) -> None:
+        buffers = phase_buffers(self.spec, plan.prefill, "prefill", workload)
+        self.memory.keep_only(buffers)
+        for arena in self.machine.arenas.values():
+            if arena is not None:
+                arena.reset_peak()
+        with _unthrottled(self.machine):
+            run_all(self._allocate(buffers, workload), self.machine)
+        self.machine.traffic.clear()
+        self.machine.spans.clear()
+
+    def _allocate(self, buffers: Sequence[Buffer], workload: Workload) -> list[BoundOp]:
+        """Allocates what is missing, zeroes new KV, and returns the loads of new residents."""
+        new = self.memory.allocate(buffers)
+        for buffer in new:
+            if buffer.kind in ("kv", "staging") and buffer.name.startswith("kv"):
+                self._kv(buffer.device, buffer.name, workload).zero()
+        return list(resident_loads(new, self.spec, self.store, self.memory, self.machine))
+
+    def _kv(self, device: Home, name: str, workload: Workload) -> KvLayer:
+        shape = (workload.batch, self.spec.num_kv_heads, workload.kv_capacity, self.spec.head_dim)
+        return kv_layer(self.memory.tensor(device, name), shape, getattr(torch, self.spec.weight_dtype))
+
+    # -- generation -----------------------------------------------------------------------------------------------
+
+    def generate(
+        self, plan: Plan, workload: Workload, prompts: Sequence[Sequence[int]], pick: Sample, on_tokens: OnTokens
+    ) -> RunResult:
+        """Prefill, the switch and decode, after `prepare` with the same plan and workload.
+
+        prompts: token ids, uneven, at least one each; the longest has workload.prompt_len. pick gets float32 logits
+        [B, V] and the step, on_tokens what it picked. Ends when all sequences are finished or new_tokens are made.
+        """
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads.cpu)
+        try:
+            with torch.inference_mode():
+                return _Generation(self, plan, workload, pick, on_tokens).run(prompts)
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            torch.set_num_threads(before)
+
+    def _abandon(self) -> None:
+        self.machine.abort()
+        self.memory.clear()
+
+    # -- the rest -------------------------------------------------------------------------------------------------
+
+    def trace_events(self) -> list[dict[str, Any]]:
+        """Chrome events of the last generation; empty unless the engine was made with tracing."""
+        return chrome_events(self.machine.spans)
+
+    def close(self) -> None:
+        """Ends the engines' threads and frees what the engine holds; the weights are the store's."""
+        self.memory.clear()
+        self.machine.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Generation:
+    """One call of generate."""
+
+    def __init__(self, engine: Engine, plan: Plan, workload: Workload, pick: Sample, on_tokens: OnTokens) -> None:
+        self.engine, self.plan, self.workload = engine, plan, workload
+        self.pick, self.on_tokens = pick, on_tokens
+        self.feed = TokenFeed()
+        self.machine = engine.machine
+
+    def run(self, prompts: Sequence[Sequence[int]]) -> RunResult:
+        start = time.perf_counter()
+        self.feed.tokens = [list(prompt) for prompt in prompts]
+        params = prefill_params(prompts, [self.workload.cached_tokens] * len(prompts))
+        player = self._player("prefill")
+        player.step(params, None)
+        ttft_s = time.perf_counter() - start
+        steps, switch_s = 1, 0.0
+        if not self._finished(0) and self.workload.decode_steps:
+            switch_s = self._switch(params)
+            steps += self._decode(params)
+        self.machine.drain()
+        e2e_s = time.perf_counter() - start
+        return RunResult(self._times(ttft_s, switch_s, e2e_s, steps), steps)
+
+    def _finished(self, step: int) -> bool:
+        return all(self.on_tokens(step, [row[0] for row in self.feed.tokens]))
+
+    def _player(self, phase: Phase) -> Player:
+        phase_plan = self.plan.prefill if phase == "prefill" else self.plan.decode
+        engine = self.engine
+        parts = Parts(
+            engine.spec, engine.store, engine.machine, engine.memory, engine._ops, self.feed, self.pick, phase_plan.head_slices
+        )
+        return Player(self.machine, bind(build(phase_plan, phase, self.workload), parts))
+
+    def _decode(self, params: StepParams) -> int:
+        """Steps until everything is finished; returns how many."""
+        player = self._player("decode")
+        params = params.following()
+        player.start(params)
+        for step in range(1, self.workload.new_tokens):
+            following = params.following() if step < self.workload.decode_steps else None
+            player.step(params, following)
+            if self._finished(step):
+                return step
+            if following is not None:
+                params = following
+        return self.workload.decode_steps
+
+    def _switch(self, params: StepParams) -> float:
+        """Moves what decode wants elsewhere; KV that leaves the GPU first, so that its room can be used."""
+        start = time.perf_counter()
+        self.machine.drain()
+        memory, spec, workload = self.engine.memory, self.engine.spec, self.workload
+        wanted = phase_buffers(spec, self.plan.decode, "decode", workload)
+        moves = kv_moves(self.plan)
+        self._move_kv([m for m in moves if m[2] == "cpu"], wanted, params)
+        sources = [Buffer(f"kv.{i}", a, "kv", _size(wanted, f"kv.{i}")) for i, a, b in moves if b == "gpu"]
+        memory.keep_only([*wanted, *sources])
+        loads = self.engine._allocate([b for b in wanted if b.name not in {s.name for s in sources}], workload)
+        run_all(loads, self.machine)
+        self._move_kv([m for m in moves if m[2] == "gpu"], wanted, params)
+        return time.perf_counter() - start
+
+    def _move_kv(self, moves: Sequence[tuple[int, Home, Home]], wanted: Sequence[Buffer], params: StepParams) -> None:
+        engine = self.engine
+        for layer, source, target in moves:
+            name = f"kv.{layer}"
+            engine._allocate([b for b in wanted if b.name == name], self.workload)
+            pair = [engine._kv(device, name, self.workload) for device in (target, source)]
+            run_all([kv_move(layer, target, pair[0], pair[1], params.end, self.machine)], self.machine)
+            engine.memory.release((source, name))
+
+    def _times(self, ttft_s: float, switch_s: float, e2e_s: float, steps: int) -> Times:
+        machine = self.machine
+        peak = {device: 0 if arena is None else arena.peak_bytes for device, arena in machine.arenas.items()}
+        tpot_s = (e2e_s - ttft_s - switch_s) / (steps - 1) if steps > 1 else None
+        return Times(
+            ttft_s, tpot_s, e2e_s, switch_s, machine.traffic["h2d"], machine.traffic["d2h"], peak["gpu"], peak["cpu"],
+            rss_peak_bytes(),
+        )  # fmt: skip
+
+
+def _size(buffers: Sequence[Buffer], name: str) -> int:
+    return next(b.nbytes for b in buffers if b.name == name)
+
+
+class _unthrottled:
+    """Residents load at the speed of memory on the emulated machine: loading is not what it emulates."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __enter__(self) -> None:
+        if hasattr(self._machine, "throttled"):
+            self._machine.throttled = False
+
+    def __exit__(self, *exc: object) -> None:
+        if hasattr(self._machine, "throttled"):
+            self._machine.throttled = True
