@@ -23,7 +23,11 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding; fields that a type does not use keep their defaults."""
+    """Rotary position embedding; fields that a type does not use keep their defaults.
+
+    `freq_factors`, where given, are divisors of the head_dim / 2 frequencies, on top of the type's own scaling: a GGUF
+    file states llama3 scaling so.
+    """
 
     type: RopeType = "default"
     theta: float = 10000.0
@@ -37,6 +41,7 @@ class RopeSpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    freq_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

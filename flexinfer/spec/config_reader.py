@@ -1,0 +1,75 @@
+"""Typed access to a config.json: every wrong or missing value is one line that names the key. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flexinfer.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Config:
+    """The keys of one config; `where` begins every message. A key set to null counts as absent."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def error(self, message: str) -> ModelError:
+        return ModelError(f"{self.where}: {message}")
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(f"{key} is missing")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(f"{key} is {value!r}; it must be a whole number")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        value = self.integer(key, default)
+        if value < 1:
+            raise self.error(f"{key} is {value}; it must be at least 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            raise self.error(f"{key} is {value!r}; it must be a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{key} is {value!r}; it must be true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.error(f"{key} is {value!r}; it must be a string")
+        return value
+
+    def token_ids(self, key: str, default: int | None) -> tuple[int, ...]:
+        """One id or a list of ids; () where the key is null, or absent without a default."""
+        value = self.values.get(key, default)
+        found = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+        for token in found:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise self.error(f"{key} is {value!r}; it must be a token id or a list of them")
+        return found
