@@ -46,7 +46,9 @@ class AttentionBlock:
     window: int | None
     reads_cache: bool
 
-    def whole(self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, kv: KvLayer, params: StepParams) -> None:
+    def whole(
+        self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, kv: KvLayer, params: StepParams
+    ) -> None:
         """Updates hidden in place and appends to the KV."""
         for group in self._groups(hidden_BSD):
             hidden = hidden_BSD[group]
@@ -108,9 +110,7 @@ class AttentionBlock:
         else:
             held = kv.filled(params.end)
             mask = None if mask is None else mask[group][:, :, : params.end]
-        return decode_attention(
-            q_BNSH, held.k_BKTH[group], held.v_BKTH[group], lengths_B, mask, None, scale, self.ops
-        )
+        return decode_attention(q_BNSH, held.k_BKTH[group], held.v_BKTH[group], lengths_B, mask, None, scale, self.ops)
 
     def _append(self, k: torch.Tensor, v: torch.Tensor, kv: KvLayer, group: slice, params: StepParams) -> None:
         if params.uniform:

@@ -56,7 +56,9 @@ def bind(schedule: Schedule, parts: Parts) -> BoundSchedule:
     )
 
 
-def weight_views(buffer: torch.Tensor, spec: ModelSpec, block: Block, names: frozenset[str] | None = None) -> dict[str, torch.Tensor]:
+def weight_views(
+    buffer: torch.Tensor, spec: ModelSpec, block: Block, names: frozenset[str] | None = None
+) -> dict[str, torch.Tensor]:
     """A block's tensors laid out in one uint8 buffer in the table's order, each aligned; `names` keeps some only."""
     dtype = getattr(torch, spec.weight_dtype)
     views, offset = {}, 0
@@ -220,7 +222,10 @@ class _Binder:
 
     def _exchange(self, device: Home) -> Exchange:
         spec, batch = self.p.spec, self.workload.batch
-        query, key = (batch, spec.num_heads, self.new, spec.head_dim), (batch, spec.num_kv_heads, self.new, spec.head_dim)
+        query, key = (
+            (batch, spec.num_heads, self.new, spec.head_dim),
+            (batch, spec.num_kv_heads, self.new, spec.head_dim),
+        )
         return Exchange(
             self.tensor(device, "q", *query),
             self.tensor(device, "k", *key),
@@ -263,7 +268,12 @@ class _Binder:
     def _attention(self, op: Op) -> Run:
         device = self.device(op)
         name = f"kv.{op.layer}" if op.kv_slot is None else f"kv_stage.{op.kv_slot}"
-        block, weights, hidden_BSD, kv = self._attention_block(op), self.weights(op), self.hidden(device), self.kv(device, name)
+        block, weights, hidden_BSD, kv = (
+            self._attention_block(op),
+            self.weights(op),
+            self.hidden(device),
+            self.kv(device, name),
+        )
 
         def run(params: StepParams) -> int:
             block.whole(weights, hidden_BSD, kv, params)
@@ -272,7 +282,12 @@ class _Binder:
         return run
 
     def _qkv(self, op: Op) -> Run:
-        block, weights, hidden_BSD, exchange = self._attention_block(op), self.weights(op), self.hidden("gpu"), self._exchange("gpu")
+        block, weights, hidden_BSD, exchange = (
+            self._attention_block(op),
+            self.weights(op),
+            self.hidden("gpu"),
+            self._exchange("gpu"),
+        )
 
         def run(params: StepParams) -> int:
             block.project(weights, hidden_BSD, exchange)
@@ -290,7 +305,12 @@ class _Binder:
         return run
 
     def _attention_out(self, op: Op) -> Run:
-        block, weights, hidden_BSD, exchange = self._attention_block(op), self.weights(op), self.hidden("gpu"), self._exchange("gpu")
+        block, weights, hidden_BSD, exchange = (
+            self._attention_block(op),
+            self.weights(op),
+            self.hidden("gpu"),
+            self._exchange("gpu"),
+        )
 
         def run(params: StepParams) -> int:
             block.finish(weights, hidden_BSD, exchange)

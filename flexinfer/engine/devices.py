@@ -76,7 +76,9 @@ def accelerator_device(name: str):  # type: ignore[no-untyped-def]  # torch is i
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device {name!r} is not known: use auto, cpu, cuda, cuda:1, emulated or a torch device") from None
+        raise UserError(
+            f"device {name!r} is not known: use auto, cpu, cuda, cuda:1, emulated or a torch device"
+        ) from None
     present = torch.accelerator.current_accelerator()
     if present is None or present.type != device.type:
         raise UserError(f"device {name!r}: torch sees no such device here; use --device cpu or emulated")

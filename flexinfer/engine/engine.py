@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from flexinfer.engine.devices import DeviceConfig, ThreadBudget, make_machine
 from flexinfer.engine.memory import Memory
 from flexinfer.engine.residents import kv_move, resident_loads, run_all
 from flexinfer.engine.step import StepParams, TokenFeed, prefill_params
+from flexinfer.errors import UserError
+from flexinfer.estimator import HardwareProfile, emulated_profile
 from flexinfer.host import available_threads, rss_peak_bytes
 from flexinfer.machine.base import BoundOp, Machine, Player
 from flexinfer.models.opset import CpuOps, OpSet, TorchOps
@@ -61,6 +63,18 @@ class Engine:
         self.machine = machine or make_machine(config, self.threads)
         self.memory = Memory(self.machine)
         self._ops: Mapping[Home, OpSet] = {"cpu": CpuOps(threads=self.threads.cpu), "gpu": TorchOps()}
+
+    def profile_for(self, profile: HardwareProfile) -> HardwareProfile:
+        """What the planner should plan with on this engine's device, given this machine's measured profile."""
+        config = self.config
+        if config.device == "cpu":
+            return replace(profile, gpu=None, link=None)
+        if config.device != "emulated":
+            return profile
+        if config.link_bytes_per_s is None or config.gpu_memory_bytes is None:
+            raise UserError("the emulated device needs a GPU memory size and a link bandwidth")
+        threads = self.threads
+        return emulated_profile(profile, config.link_bytes_per_s, config.gpu_memory_bytes, threads.compute, threads.cpu)
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -108,7 +122,7 @@ class Engine:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads.cpu)
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 return _Generation(self, plan, workload, pick, on_tokens).run(prompts)
         except BaseException:
             self._abandon()
@@ -169,7 +183,14 @@ class _Generation:
         phase_plan = self.plan.prefill if phase == "prefill" else self.plan.decode
         engine = self.engine
         parts = Parts(
-            engine.spec, engine.store, engine.machine, engine.memory, engine._ops, self.feed, self.pick, phase_plan.head_slices
+            engine.spec,
+            engine.store,
+            engine.machine,
+            engine.memory,
+            engine._ops,
+            self.feed,
+            self.pick,
+            phase_plan.head_slices,
         )
         return Player(self.machine, bind(build(phase_plan, phase, self.workload), parts))
 

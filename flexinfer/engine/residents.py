@@ -17,7 +17,9 @@ from flexinfer.spec.model_spec import Block, ModelSpec
 from flexinfer.weights import WeightStore
 
 
-def resident_loads(buffers: Iterable[Buffer], spec: ModelSpec, store: WeightStore, memory: Memory, machine: Machine) -> Iterator[BoundOp]:
+def resident_loads(
+    buffers: Iterable[Buffer], spec: ModelSpec, store: WeightStore, memory: Memory, machine: Machine
+) -> Iterator[BoundOp]:
     """One h2d op for each new GPU weight buffer, which fills it from the CPU's copy."""
     for buffer in buffers:
         if buffer.device == "gpu" and buffer.kind == "weights":
@@ -46,7 +48,9 @@ def kv_move(layer: int, to: Home, target: KvLayer, source: KvLayer, tokens: int,
         pairs = zip(target.filled(tokens), source.filled(tokens), strict=True)
         return sum(machine.transfer(a, b) for a, b in pairs)
 
-    return BoundOp(Op("load_kv" if to == "gpu" else "store_kv", "h2d" if to == "gpu" else "d2h", layer=layer, block="kv"), run)
+    return BoundOp(
+        Op("load_kv" if to == "gpu" else "store_kv", "h2d" if to == "gpu" else "d2h", layer=layer, block="kv"), run
+    )
 
 
 def run_all(ops: Iterable[BoundOp], machine: Machine) -> None:

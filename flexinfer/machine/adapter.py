@@ -78,6 +78,7 @@ class AcceleratorAdapter(DeviceAdapter):
         return tensor.device.type == self.device.type
 
     def enter(self, engine: Engine) -> None:
+        torch.set_grad_enabled(False)
         torch.accelerator.set_device_index(self.device.index or 0)
         torch.accelerator.set_stream(self._streams[engine])
 

@@ -113,6 +113,7 @@ class Machine(ABC):
     def close(self) -> None:
         """Ends the engines' threads. Safe to call twice."""
 
+    @abstractmethod
     def raise_failure(self) -> None:
         """Raises what an engine raised, if one did."""
 

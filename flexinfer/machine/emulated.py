@@ -7,6 +7,7 @@ random time: numerics are exact, and a missing wait becomes a wrong token or an 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class EmulatedMachine(ThreadedMachine):
 
     def _start(self, engine: Engine) -> None:
         # Each thread that calls torch has an OpenMP team of its own: copies need none
+        torch.set_grad_enabled(False)
         torch.set_num_threads(self.config.compute_threads if engine == "compute" else 1)
 
     def _before(self, engine: Engine, events: Sequence[Any]) -> None:
@@ -82,7 +84,7 @@ class EmulatedMachine(ThreadedMachine):
 
     def release(self, tensor: torch.Tensor) -> None:
         if isinstance(tensor, EmulatedTensor):
-            tensor.fill_(POISON)
+            tensor.fill_(math.nan if tensor.is_floating_point() else POISON)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
@@ -95,7 +97,9 @@ class EmulatedMachine(ThreadedMachine):
         if to_gpu == isinstance(source, EmulatedTensor):
             raise EngineError("a transfer goes from one device to the other")
         if target.shape != source.shape or target.dtype != source.dtype:
-            raise EngineError(f"a transfer of {tuple(source.shape)} {source.dtype} into {tuple(target.shape)} {target.dtype}")
+            raise EngineError(
+                f"a transfer of {tuple(source.shape)} {source.dtype} into {tuple(target.shape)} {target.dtype}"
+            )
         started = time.perf_counter()
         unmark(target).copy_(unmark(source))
         if self.throttled:

@@ -64,7 +64,9 @@ class LaneHandle(Handle):
         """Blocks until the op has run, or has been launched; returns its event."""
         if not self._lock.acquire(timeout=WATCHDOG_S):
             faulthandler.dump_traceback(file=sys.stderr)
-            raise EngineError(f"{self.label}: nothing moved for {WATCHDOG_S:.0f} s; stacks of all threads are on stderr")
+            raise EngineError(
+                f"{self.label}: nothing moved for {WATCHDOG_S:.0f} s; stacks of all threads are on stderr"
+            )
         self._lock.release()
         return self.event
 
@@ -98,7 +100,9 @@ class Lane:
         self._jitter_s = jitter_s
         self._random = random.Random(engine)
         self._record = record
-        self._queue: queue.SimpleQueue[tuple[BoundOp, Any, Sequence[LaneHandle], LaneHandle] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[BoundOp, Any, Sequence[LaneHandle], LaneHandle] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._work, name=f"flexinfer-{engine}", daemon=True)
         self._thread.start()
 

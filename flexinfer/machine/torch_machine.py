@@ -23,7 +23,6 @@ from flexinfer.machine.base import BoundOp, Handle, Machine
 from flexinfer.machine.lanes import LaneHooks
 from flexinfer.machine.threaded import ThreadedMachine
 from flexinfer.plan import Home
-from flexinfer.schedule.ops import Engine
 
 PINNED_STAGES = 2
 STAGED_BYTES = 1 << 20
@@ -54,6 +53,9 @@ class CpuMachine(Machine):
 
     def submit(self, bound: BoundOp, params: Any, after: Sequence[Handle]) -> Handle | None:
         raise EngineError(f"{bound.op.label} is placed on a GPU engine, and this machine has none")
+
+    def raise_failure(self) -> None:
+        """CPU ops raise where they run."""
 
     def drain(self) -> None:
         """Nothing is ever queued."""

@@ -123,7 +123,7 @@ def weight_buffers(spec: ModelSpec, phase_plan: PhasePlan) -> Iterator[Buffer]:
     """GPU copies of weights that stay for the phase. A tied head on the GPU is the embedding's one copy."""
     for layer in phase_plan.resident:
         for block in ("attention", "mlp"):
-            yield Buffer(f"weights.{layer}.{block}", "gpu", "weights", block_buffer_bytes(spec, block))  # type: ignore[arg-type]
+            yield Buffer(f"weights.{layer}.{block}", "gpu", "weights", block_buffer_bytes(spec, block))
     embed_on_gpu, head_on_gpu = phase_plan.embed == "gpu", phase_plan.head.weights == "gpu"
     if phase_plan.head.streamed:
         norm = (t for t in spec.block_tensors("head") if t.name != "out.weight")

@@ -26,10 +26,8 @@ def build(phase_plan: PhasePlan, phase: Phase, workload: Workload) -> Schedule:
     steps = _Steps(phase_plan, phase, workload)
     steps.emit()
     if phase == "prefill":
-        first, body = steps.with_loads(loop=False)
-        return Schedule(phase, workload, (), with_dependencies([*first, *body]))
-    prologue, body = loop_with_dependencies(*steps.with_loads(loop=True))
-    return Schedule(phase, workload, prologue, body)
+        return Schedule(phase, workload, (), with_dependencies(sum(steps.with_loads(loop=False), [])))
+    return Schedule(phase, workload, *loop_with_dependencies(*steps.with_loads(loop=True)))
 
 
 @dataclass
