@@ -203,7 +203,7 @@ class _Binder:
         machine = self.p.machine
 
         def run(params: StepParams) -> int:
-            # Up to the step's end: rows that the step will write are zero until then, and must be finite
+            # Up to the step's end: rows that the step will write are zero at home, and masked rows must be finite
             pairs = zip(stage.filled(params.end), home.filled(params.end), strict=True)
             return sum(machine.transfer(target, source) for target, source in pairs)
 
@@ -214,9 +214,12 @@ class _Binder:
         machine = self.p.machine
 
         def run(params: StepParams) -> int:
-            first = min(params.starts)
-            pairs = zip(home.span(first, params.end), stage.span(first, params.end), strict=True)
-            return sum(machine.transfer(target, source) for target, source in pairs)
+            total = 0
+            for sequences, first in params.row_groups():
+                new = (home.span(first, first + params.new), stage.span(first, first + params.new))
+                for target, source in zip(*new, strict=True):
+                    total += machine.transfer(target[sequences], source[sequences])
+            return total
 
         return run
 

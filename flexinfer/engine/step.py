@@ -35,6 +35,12 @@ class StepParams:
     def uniform(self) -> bool:
         return len(set(self.starts)) == 1
 
+    def row_groups(self) -> list[tuple[slice, int]]:
+        """(sequences, their first new row): one group when all start at the same row, else one a sequence."""
+        if self.uniform:
+            return [(slice(None), self.starts[0])]
+        return [(slice(index, index + 1), start) for index, start in enumerate(self.starts)]
+
     def following(self) -> StepParams:
         """The decode step after this one."""
         starts = tuple(start + count for start, count in zip(self.starts, self.counts, strict=True))
