@@ -99,7 +99,7 @@ def test_tiny_temperature_is_greedy():
 def test_uniform_numbers_are_fixed_and_spread():
     assert uniform(1, 2, 3) == uniform(1, 2, 3)
     numbers = [uniform(0, key, step) for key in range(20) for step in range(20)]
-    assert 0 <= min(numbers) and max(numbers) < 1 and abs(sum(numbers) / 400 - 0.5) < 0.05
+    assert min(numbers) >= 0 and max(numbers) < 1 and abs(sum(numbers) / 400 - 0.5) < 0.05
 
 
 def test_sequence_keys_come_from_the_prompt_and_copies_differ():
