@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flexinfer.estimator.closed_form import estimate
+from flexinfer.estimator.emulated import emulated_profile
 from flexinfer.estimator.paths import shipped_profiles
 from flexinfer.estimator.profile import (
     AttentionSample,
@@ -23,5 +25,7 @@ __all__ = [
     "LinearSample",
     "LinkProfile",
     "Samples",
+    "emulated_profile",
+    "estimate",
     "shipped_profiles",
 ]

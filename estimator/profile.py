@@ -48,7 +48,7 @@ class LinearSample:
 
 @dataclass(frozen=True)
 class AttentionSample:
-    """One layer's attention over `context` keys, `new` of them new (decode: new == 1; prefill: new == context, causal)."""
+    """One layer's attention over `context` keys, `new` of them new: 1 in decode, all of them (causal) in prefill."""
 
     dtype: str
     batch: int

@@ -125,9 +125,7 @@ def _attention_sample(obj: _Object) -> AttentionSample:
     if new > context:
         obj.fail(f"is {new}, more than context, {context}", "new")
     seconds, spread = obj.number("median_s"), obj.number("spread_s", zero=True)
-    return AttentionSample(
-        _dtype(obj), batch, heads, kv_heads, head_dim, new, context, seconds, spread, obj.count("n")
-    )
+    return AttentionSample(_dtype(obj), batch, heads, kv_heads, head_dim, new, context, seconds, spread, obj.count("n"))
 
 
 def _samples(obj: _Object) -> Samples:

@@ -22,8 +22,8 @@ Prefill is one pass with held = cached_tokens; decode is new_tokens - 1 passes w
 the first step's loads need is loaded once before it, and the last step loads nothing for a next one.
 At the switch (not when one token is asked for), once:
 - kv: B x (cached + prompt) rows of each layer whose KV changes its home, in the direction of the move;
-- weights: every GPU copy that decode has and prefill had not (layers, head, a streamed head's norm, embedding; of a tied
-  pair on the GPU the embedding's own copy has no table).
+- weights: every GPU copy that decode has and prefill had not (layers, head, a streamed head's norm, embedding; of a
+  tied pair on the GPU the embedding's own copy has no table).
 Loading what is resident from the start is not counted.
 """
 
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexinfer.plan import BlockPlacement, Home, LayerPlacement, Phase, Plan, PhasePlan
+from flexinfer.plan import BlockPlacement, Home, LayerPlacement, Phase, PhasePlan, Plan
 from flexinfer.schedule.buffers import exchange_bytes, kv_moves, step_tokens
 from flexinfer.schedule.inputs import input_bytes
 from flexinfer.spec.model_spec import Block, ModelSpec
