@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 
 from flexinfer.cache import KvLayer
-from flexinfer.engine.step import StepInputs, StepParams, scale_of
+from flexinfer.engine.step import StepInputs, StepParams
 from flexinfer.machine.base import Machine
+from flexinfer.models import FamilyModule
 from flexinfer.models.attention import decode_attention, prefill_attention
 from flexinfer.models.opset import OpSet
 from flexinfer.plan import Home
@@ -38,13 +38,17 @@ class AttentionBlock:
     """A layer's attention on one device, for one phase. `reads_cache` is False in a prefill of an empty cache."""
 
     spec: ModelSpec
-    family: ModuleType
+    family: FamilyModule
     ops: OpSet
     machine: Machine
     inputs: StepInputs
     device: Home
     window: int | None
     reads_cache: bool
+
+    @property
+    def scale(self) -> float:
+        return float(self.spec.head_dim**-0.5)
 
     def whole(
         self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, kv: KvLayer, params: StepParams
@@ -88,7 +92,7 @@ class AttentionBlock:
         if params.new == 1 and self.reads_cache:
             return self._attend_one(q, kv, group, params)
         mask = self.inputs.mask(self.window)
-        scale = scale_of(self.spec)
+        scale = self.scale
         if not self.reads_cache:
             mask = None if mask is None else mask[group][:, :, : params.new]
             return prefill_attention(q, k, v, mask, scale, self.ops)
@@ -99,7 +103,7 @@ class AttentionBlock:
 
     def _attend_one(self, q_BNSH: torch.Tensor, kv: KvLayer, group: slice, params: StepParams) -> torch.Tensor:
         """Decode. The CPU's op set takes whole buffers and lengths; the GPU's takes a view and, if need be, a mask."""
-        lengths_B, scale = self.inputs["lengths"][group], scale_of(self.spec)
+        lengths_B, scale = self.inputs["lengths"][group], self.scale
         if self.device == "cpu":
             k, v = kv.k_BKTH[group], kv.v_BKTH[group]
             return decode_attention(q_BNSH, k, v, lengths_B, None, self.window, scale, self.ops)

@@ -324,10 +324,10 @@ class _Binder:
     def _mlp(self, op: Op) -> Run:
         device = self.device(op)
         weights, hidden_BSD = self.weights(op), self.hidden(device)
-        spec, ops, family, machine = self.p.spec, self.p.ops[device], self.family, self.p.machine
+        spec, ops, family = self.p.spec, self.p.ops[device], self.family
 
         def run(params: StepParams) -> int:
-            machine.copy(hidden_BSD, family.mlp(weights, hidden_BSD, spec, ops))
+            family.mlp(weights, hidden_BSD, spec, ops)  # in place
             return 0
 
         return run

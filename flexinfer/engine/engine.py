@@ -14,6 +14,7 @@ import torch
 
 from flexinfer.cache import KvLayer, kv_layer
 from flexinfer.engine.bind import Parts, Sample, bind
+from flexinfer.engine.carry import HeldKv, carry_kv
 from flexinfer.engine.devices import DeviceConfig, ThreadBudget, make_machine
 from flexinfer.engine.memory import Memory
 from flexinfer.engine.residents import kv_move, resident_loads, run_all
@@ -62,6 +63,8 @@ class Engine:
         self.threads = ThreadBudget.split(threads or available_threads(), config.device)
         self.machine = machine or make_machine(config, self.threads)
         self.memory = Memory(self.machine)
+        self.held: HeldKv | None = None
+        self._cached_ids: list[list[int]] = []
         self._ops: Mapping[Home, OpSet] = {"cpu": CpuOps(threads=self.threads.cpu), "gpu": TorchOps()}
 
     def profile_for(self, profile: HardwareProfile) -> HardwareProfile:
@@ -79,7 +82,10 @@ class Engine:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def prepare(self, plan: Plan, workload: Workload) -> None:
-        """Loads residents and allocates the buffers of the prefill phase. No part of a generation's time."""
+        """Loads residents and allocates the buffers of the prefill phase. No part of a generation's time.
+
+        workload.cached_tokens: so many leading tokens are taken from the KV that the last generation left (`held`).
+        """
         try:
             self._prepare(plan, workload)
         except BaseException:
@@ -88,6 +94,14 @@ class Engine:
 
     def _prepare(self, plan: Plan, workload: Workload) -> None:
         buffers = phase_buffers(self.spec, plan.prefill, "prefill", workload)
+        held, self.held = self.held, None
+        self._cached_ids = [[] for _ in range(workload.batch)]
+        if workload.cached_tokens:
+            if held is None or held.workload.batch != workload.batch:
+                raise UserError("cached_tokens: no earlier generation of this batch left its KV in the cache")
+            self._cached_ids = [list(tokens[: workload.cached_tokens]) for tokens in held.tokens]
+            self.memory.keep_only([*buffers, *held.buffers(self.spec)])
+            carry_kv(held, plan.prefill, workload, self.spec, self.memory, self.machine)
         self.memory.keep_only(buffers)
         for arena in self.machine.arenas.values():
             if arena is not None:
@@ -116,7 +130,7 @@ class Engine:
     ) -> RunResult:
         """Prefill, the switch and decode, after `prepare` with the same plan and workload.
 
-        prompts: token ids, uneven, at least one each; the longest has workload.prompt_len. pick gets float32 logits
+        prompts: new token ids, uneven, at least one each; the longest has workload.prompt_len. pick gets float32 logits
         [B, V] and the step, on_tokens what it picked. Ends when all sequences are finished or new_tokens are made.
         """
         before = torch.get_num_threads()
@@ -131,6 +145,7 @@ class Engine:
             torch.set_num_threads(before)
 
     def _abandon(self) -> None:
+        self.held = None
         self.machine.abort()
         self.memory.clear()
 
@@ -164,6 +179,7 @@ class _Generation:
     def run(self, prompts: Sequence[Sequence[int]]) -> RunResult:
         start = time.perf_counter()
         self.feed.tokens = [list(prompt) for prompt in prompts]
+        self.fed = [[*cached, *prompt] for cached, prompt in zip(self.engine._cached_ids, prompts, strict=True)]
         params = prefill_params(prompts, [self.workload.cached_tokens] * len(prompts))
         player = self._player("prefill")
         player.step(params, None)
@@ -174,6 +190,9 @@ class _Generation:
             steps += self._decode(params)
         self.machine.drain()
         e2e_s = time.perf_counter() - start
+        phase_plan = self.plan.prefill if steps == 1 else self.plan.decode
+        homes = tuple(placement.kv for placement in phase_plan.layers)
+        self.engine.held = HeldKv(self.workload, homes, tuple(tuple(row) for row in self.fed))
         return RunResult(self._times(ttft_s, switch_s, e2e_s, steps), steps)
 
     def _finished(self, step: int) -> bool:
@@ -200,6 +219,8 @@ class _Generation:
         params = params.following()
         player.start(params)
         for step in range(1, self.workload.new_tokens):
+            for fed, row in zip(self.fed, self.feed.tokens, strict=True):
+                fed += row
             following = params.following() if step < self.workload.decode_steps else None
             player.step(params, following)
             if self._finished(step):

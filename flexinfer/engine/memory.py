@@ -66,6 +66,12 @@ class Memory:
         del self._held[key]
         self._machine.arena(key[0]).release(key[1])
 
+    def rename(self, key: tuple[Home, str], to: str) -> None:
+        """The same buffer under another name."""
+        self._machine.arena(key[0]).rename(key[1], to)
+        for table in (self._tensors, self._held):
+            table[key[0], to] = table.pop(key)  # type: ignore[attr-defined]
+
     def clear(self) -> None:
         for key in list(self._held):
             self.release(key)

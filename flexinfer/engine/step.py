@@ -5,7 +5,6 @@ Legend: B batch, S new tokens, T KV capacity, K kv heads, H head_dim.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -107,7 +106,3 @@ def fill_inputs(inputs: StepInputs, spec: ModelSpec, capacity: int, params: Step
         mask = inputs.mask(window)
         if mask is not None:
             mask.copy_(causal_mask(starts_B, new, capacity, window))
-
-
-def scale_of(spec: ModelSpec) -> float:
-    return 1 / math.sqrt(spec.head_dim)

@@ -40,8 +40,11 @@ class Arena:
             raise EngineError(f"{self.device} memory: {name} is released but was not held")
         del self._held[name]
 
-    def holds(self, name: str) -> bool:
-        return name in self._held
+    def rename(self, name: str, to: str) -> None:
+        """The same reservation under another name."""
+        if name not in self._held or to in self._held:
+            raise EngineError(f"{self.device} memory: {name} cannot be renamed to {to}")
+        self._held[to] = self._held.pop(name)
 
     def reset_peak(self) -> None:
         self.peak_bytes = self.held_bytes

@@ -17,7 +17,7 @@ from flexinfer.engine import Engine
 from flexinfer.engine.devices import DeviceConfig
 from flexinfer.estimator import HardwareProfile
 from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, LayerPlacement, PhasePlan, Plan
-from flexinfer.planner import PlanRequest, search
+# PLANNER
 from flexinfer.spec import load_spec
 from flexinfer.spec.model_spec import ModelSpec
 from flexinfer.spec.workload import Workload
@@ -43,9 +43,7 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config(**LLAMA, tie_word_embeddings=True),
     "qwen3": transformers.Qwen3Config(**LLAMA, head_dim=16),
     "opt": transformers.OPTConfig(**OPT, hidden_size=48, word_embed_proj_dim=48),
-    "opt-350m-like": transformers.OPTConfig(
-        **OPT, hidden_size=48, word_embed_proj_dim=24, do_layer_norm_before=False
-    ),
+    "opt-350m-like": transformers.OPTConfig(**OPT, hidden_size=48, word_embed_proj_dim=24, do_layer_norm_before=False),
 }
 
 
