@@ -6,20 +6,30 @@ trees of files. Where a file is missing (other systems, locked-down containers) 
 
 from __future__ import annotations
 
-from flexinfer.host.cpus import Topology, available_threads, cpu_quota, topology
+from flexinfer.host.cpus import Topology, available_threads, cache_bytes, cpu_quota, topology
 from flexinfer.host.filesystem import FileSystem, file_system
 from flexinfer.host.fingerprint import fingerprint, fingerprint_differences
-from flexinfer.host.memory import memory_limit_bytes, reset_rss_peak, rss_bytes, rss_peak_bytes
+from flexinfer.host.memory import (
+    memory_limit_bytes,
+    memory_limit_reason,
+    reset_rss_peak,
+    rss_bytes,
+    rss_peak_bytes,
+)
+from flexinfer.host.waiting import RunQueue
 
 __all__ = [
     "FileSystem",
+    "RunQueue",
     "Topology",
     "available_threads",
+    "cache_bytes",
     "cpu_quota",
     "file_system",
     "fingerprint",
     "fingerprint_differences",
     "memory_limit_bytes",
+    "memory_limit_reason",
     "reset_rss_peak",
     "rss_bytes",
     "rss_peak_bytes",

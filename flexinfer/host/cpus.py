@@ -118,3 +118,11 @@ def available_threads(root: Path = ROOT) -> int:
     quota = cpu_quota(root)
     cores = topology(root).fast_cores
     return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def cache_bytes(root: Path = ROOT) -> int:
+    """Size of the largest cache of the first allowed CPU, shared ones whole; 32 MiB where /sys does not tell."""
+    folder = root / _CPUS / f"cpu{allowed_cpus(root)[0]}" / "cache"
+    texts = [read_text(path) or "" for path in folder.glob("index*/size")]
+    sizes = [int(text[:-1]) * (2**10 if text[-1] == "K" else 2**20) for text in texts if text[:-1].isdigit()]
+    return max(sizes, default=32 * 2**20)

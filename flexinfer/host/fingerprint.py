@@ -7,6 +7,7 @@ Two GPU entries, because torch may not be imported to ask: `gpus` comes from the
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import sys
@@ -32,6 +33,7 @@ def fingerprint(root: Path = ROOT) -> dict[str, Fact]:
         "numa_nodes": len(seen.nodes),
         "huge_pages": huge_pages(root),
         "gpus": driver_gpus(root),
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "gpu_driver": driver_version(root),
         "gpu": torch_gpu(),
         "torch": torch_version(),

@@ -16,12 +16,21 @@ def memory_limit_bytes(root: Path = ROOT) -> int:
     Page cache counts as free, since the kernel gives it up; swap does not count as memory. What the process already
     holds is not in the figure.
     """
-    limits = [_available_bytes(root)]
+    return max(0, min(_limits(root))[0])
+
+
+def memory_limit_reason(root: Path = ROOT) -> str:
+    """What sets memory_limit_bytes: "available memory", or the folder of the cgroup level."""
+    return min(_limits(root))[1]
+
+
+def _limits(root: Path) -> list[tuple[int, str]]:
+    limits = [(_available_bytes(root), "available memory")]
     for group in groups("memory", root):
         left = _group_left_bytes(group)
         if left is not None:
-            limits.append(left)
-    return max(0, min(limits))
+            limits.append((left, f"control group {group.folder}"))
+    return limits
 
 
 def _available_bytes(root: Path) -> int:
