@@ -1,0 +1,21 @@
+"""The forward pass: pure functions on tensors, one file a family, shared parts once.
+
+A family's module has embed, qkv, attention_out, mlp, head_input and head_logits; attention over keys and values, which
+all share, is in attention.py. No function looks at a tensor's device or makes a tensor from nothing: tables, masks and
+indices come in as arguments, from rope_rows and causal_mask.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from flexinfer.models.family import FamilyModule
+from flexinfer.spec.model_spec import ModelSpec
+
+__all__ = ["FamilyModule", "family_of"]
+
+
+def family_of(spec: ModelSpec) -> FamilyModule:
+    """The module of a model's family."""
+    module: FamilyModule = import_module(f"flexinfer.models.{spec.family}")
+    return module
