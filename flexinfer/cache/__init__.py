@@ -2,3 +2,5 @@
 
 from flexinfer.cache.kv import KvLayer as KvLayer
 from flexinfer.cache.kv import kv_layer as kv_layer
+from flexinfer.cache.views import Group as Group
+from flexinfer.cache.views import typed_view as typed_view

@@ -8,10 +8,12 @@ Legend: B batch, K kv heads, T capacity in tokens, H head_dim, S new tokens, R =
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 
+from flexinfer.cache.views import Group, typed_view
 from flexinfer.schedule.buffers import aligned
 
 
@@ -29,11 +31,15 @@ class KvLayer(NamedTuple):
 
     def filled(self, tokens: int) -> KvLayer:
         """The first `tokens` tokens of every sequence, as views."""
-        return KvLayer(self.k_BKTH[:, :, :tokens], self.v_BKTH[:, :, :tokens])
+        return self.span(0, tokens)
 
     def span(self, first: int, end: int) -> KvLayer:
         """Tokens first <= t < end of every sequence, as views."""
-        return KvLayer(self.k_BKTH[:, :, first:end], self.v_BKTH[:, :, first:end])
+        return KvLayer(self.k_BKTH.narrow(2, first, end - first), self.v_BKTH.narrow(2, first, end - first))
+
+    def of(self, group: Group) -> KvLayer:
+        """A group's sequences, as views."""
+        return KvLayer(group.of(self.k_BKTH), group.of(self.v_BKTH))
 
     def zero(self) -> None:
         """Rows that nothing wrote are zero: masked attention multiplies them by zero, and they must be finite."""
@@ -43,10 +49,5 @@ class KvLayer(NamedTuple):
 
 def kv_layer(buffer: torch.Tensor, shape_BKTH: tuple[int, int, int, int], dtype: torch.dtype) -> KvLayer:
     """Views of a uint8 buffer of schedule.buffers.kv_layer_bytes: K first, then V, each aligned."""
-    batch, heads, tokens, head_dim = shape_BKTH
-    numel = batch * heads * tokens * head_dim
-    nbytes = numel * dtype.itemsize
-    k = buffer[:nbytes].view(dtype).view(shape_BKTH)
-    start = aligned(nbytes)
-    v = buffer[start : start + nbytes].view(dtype).view(shape_BKTH)
-    return KvLayer(k, v)
+    start_of_v = aligned(math.prod(shape_BKTH) * dtype.itemsize)
+    return KvLayer(typed_view(buffer, 0, shape_BKTH, dtype), typed_view(buffer, start_of_v, shape_BKTH, dtype))

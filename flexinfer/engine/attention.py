@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from flexinfer.cache import KvLayer
+from flexinfer.cache import Group, KvLayer
 from flexinfer.engine.step import StepInputs, StepParams
 from flexinfer.machine.base import Machine
 from flexinfer.models import FamilyModule
@@ -55,7 +55,7 @@ class AttentionBlock:
     ) -> None:
         """Updates hidden in place and appends to the KV."""
         for group in self._groups(hidden_BSD):
-            hidden = hidden_BSD[group]
+            hidden = group.of(hidden_BSD)
             q, k, v = self.family.qkv(weights, hidden, self.inputs.rope(group), self.spec, self.ops)
             context = self._attend(q, k, v, kv, group, params)
             self.machine.copy(hidden, self.family.attention_out(weights, hidden, context, self.spec, self.ops))
@@ -63,30 +63,30 @@ class AttentionBlock:
     def project(self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, exchange: Exchange) -> None:
         """q, k and v into the exchange buffers."""
         for group in self._groups(hidden_BSD):
-            parts = self.family.qkv(weights, hidden_BSD[group], self.inputs.rope(group), self.spec, self.ops)
+            parts = self.family.qkv(weights, group.of(hidden_BSD), self.inputs.rope(group), self.spec, self.ops)
             for target, source in zip(exchange[:3], parts, strict=True):
-                self.machine.copy(target[group], source)
+                self.machine.copy(group.of(target), source)
 
     def attend_exchange(self, exchange: Exchange, kv: KvLayer, params: StepParams) -> None:
         """Attention over the KV for q, k, v of the exchange buffers; context into its buffer."""
         for group in self._groups(exchange.q_BNSH):
-            q, k, v = (part[group] for part in exchange[:3])
-            self.machine.copy(exchange.context_BNSH[group], self._attend(q, k, v, kv, group, params))
+            q, k, v = (group.of(part) for part in exchange[:3])
+            self.machine.copy(group.of(exchange.context_BNSH), self._attend(q, k, v, kv, group, params))
 
     def finish(self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, exchange: Exchange) -> None:
         """Output projection and residual, from the context that came back."""
         for group in self._groups(hidden_BSD):
-            hidden, context = hidden_BSD[group], exchange.context_BNSH[group]
+            hidden, context = group.of(hidden_BSD), group.of(exchange.context_BNSH)
             self.machine.copy(hidden, self.family.attention_out(weights, hidden, context, self.spec, self.ops))
 
-    def _groups(self, batched: torch.Tensor) -> Iterator[slice]:
+    def _groups(self, batched: torch.Tensor) -> Iterator[Group]:
         batch, new = self.inputs["tokens"].shape
         step = max(1, ATTENTION_TOKENS // new)
         for first in range(0, batch, step):
-            yield slice(first, min(first + step, batch))
+            yield Group(first, min(step, batch - first))
 
     def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KvLayer, group: slice, params: StepParams
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KvLayer, group: Group, params: StepParams
     ) -> torch.Tensor:
         self._append(k, v, kv, group, params)
         if params.new == 1 and self.reads_cache:
@@ -94,34 +94,35 @@ class AttentionBlock:
         mask = self.inputs.mask(self.window)
         scale = self.scale
         if not self.reads_cache:
-            mask = None if mask is None else mask[group][:, :, : params.new]
+            mask = None if mask is None else group.of(mask).narrow(2, 0, params.new)
             return prefill_attention(q, k, v, mask, scale, self.ops)
-        held = kv.filled(params.end)
+        held = kv.filled(params.end).of(group)
         assert mask is not None
-        masked = mask[group][:, :, : params.end]
-        return prefill_attention(q, held.k_BKTH[group], held.v_BKTH[group], masked, scale, self.ops)
+        masked = group.of(mask).narrow(2, 0, params.end)
+        return prefill_attention(q, held.k_BKTH, held.v_BKTH, masked, scale, self.ops)
 
-    def _attend_one(self, q_BNSH: torch.Tensor, kv: KvLayer, group: slice, params: StepParams) -> torch.Tensor:
+    def _attend_one(self, q_BNSH: torch.Tensor, kv: KvLayer, group: Group, params: StepParams) -> torch.Tensor:
         """Decode. The CPU's op set takes whole buffers and lengths; the GPU's takes a view and, if need be, a mask."""
-        lengths_B, scale = self.inputs["lengths"][group], self.scale
+        lengths_B, scale = group.of(self.inputs["lengths"]), self.scale
         if self.device == "cpu":
-            k, v = kv.k_BKTH[group], kv.v_BKTH[group]
-            return decode_attention(q_BNSH, k, v, lengths_B, None, self.window, scale, self.ops)
+            whole = kv.of(group)
+            return decode_attention(q_BNSH, whole.k_BKTH, whole.v_BKTH, lengths_B, None, self.window, scale, self.ops)
         mask = self.inputs.mask(self.window)
         if params.uniform:
             first = 0 if self.window is None else max(0, params.end - self.window)
             held, mask = kv.span(first, params.end), None
         else:
             held = kv.filled(params.end)
-            mask = None if mask is None else mask[group][:, :, : params.end]
-        return decode_attention(q_BNSH, held.k_BKTH[group], held.v_BKTH[group], lengths_B, mask, None, scale, self.ops)
+            mask = None if mask is None else group.of(mask).narrow(2, 0, params.end)
+        held = held.of(group)
+        return decode_attention(q_BNSH, held.k_BKTH, held.v_BKTH, lengths_B, mask, None, scale, self.ops)
 
-    def _append(self, k: torch.Tensor, v: torch.Tensor, kv: KvLayer, group: slice, params: StepParams) -> None:
+    def _append(self, k: torch.Tensor, v: torch.Tensor, kv: KvLayer, group: Group, params: StepParams) -> None:
         if params.uniform:
-            target = kv.span(params.starts[0], params.end)
-            self.machine.copy(target.k_BKTH[group], k)
-            self.machine.copy(target.v_BKTH[group], v)
+            target = kv.span(params.starts[0], params.end).of(group)
+            self.machine.copy(target.k_BKTH, k)
+            self.machine.copy(target.v_BKTH, v)
             return
-        rows = self.inputs["rows"][group].reshape(-1)
+        rows = group.of(self.inputs["rows"]).reshape(-1)
         for flat_RH, new in zip(kv.flat, (k, v), strict=True):
             self.machine.append(flat_RH, rows, new.reshape(-1, self.spec.head_dim))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexinfer.cache import KvLayer, kv_layer
+from flexinfer.cache import Group, KvLayer, kv_layer, typed_view
 from flexinfer.engine.attention import AttentionBlock, Exchange
 from flexinfer.engine.memory import Memory
 from flexinfer.engine.step import StepInputs, StepParams, TokenFeed, fill_inputs
@@ -65,9 +65,8 @@ def weight_views(
     for tensor in spec.block_tensors(block):
         if names is not None and tensor.name not in names:
             continue
-        nbytes = tensor.numel * spec.dtype_bytes
-        views[tensor.name] = buffer[offset : offset + nbytes].view(dtype).view(tensor.shape)
-        offset += aligned(nbytes)
+        views[tensor.name] = typed_view(buffer, offset, tensor.shape, dtype)
+        offset += aligned(tensor.numel * spec.dtype_bytes)
     return views
 
 
@@ -108,11 +107,7 @@ class _Binder:
     # -- tensors --------------------------------------------------------------------------------------------------
 
     def tensor(self, device: Home, name: str, *shape: int) -> torch.Tensor:
-        buffer = self.p.memory.tensor(device, name)
-        numel = 1
-        for size in shape:
-            numel *= size
-        return buffer[: numel * self.dtype.itemsize].view(self.dtype).view(shape)
+        return typed_view(self.p.memory.tensor(device, name), 0, shape, self.dtype)
 
     def hidden(self, device: Home) -> torch.Tensor:
         return self.tensor(device, "hidden", self.workload.batch, self.new, self.p.spec.hidden_size)
@@ -195,8 +190,8 @@ class _Binder:
 
     def _load_head(self, op: Op) -> Run:
         rows = self._slice_rows(op)
-        source = self.p.store.block(None, "head")["out.weight"][rows]
-        return self._transfer((self._staged_head(op, source.shape[0]), source))
+        source = rows.of(self.p.store.block(None, "head")["out.weight"])
+        return self._transfer((self._staged_head(op, rows.count), source))
 
     def _load_kv(self, op: Op) -> Run:
         home, stage = self.kv("cpu", f"kv.{op.layer}"), self.kv("gpu", f"kv_stage.{op.kv_slot}")
@@ -215,10 +210,9 @@ class _Binder:
 
         def run(params: StepParams) -> int:
             total = 0
-            for sequences, first in params.row_groups():
-                new = (home.span(first, first + params.new), stage.span(first, first + params.new))
-                for target, source in zip(*new, strict=True):
-                    total += machine.transfer(target[sequences], source[sequences])
+            for group, first in params.row_groups():
+                new = [kv.span(first, first + params.new).of(group) for kv in (home, stage)]
+                total += sum(machine.transfer(target, source) for target, source in zip(*new, strict=True))
             return total
 
         return run
@@ -370,8 +364,8 @@ class _Binder:
 
     def _head_slice(self, op: Op) -> Run:
         rows = self._slice_rows(op)
-        target = self.logits("gpu")[:, rows]
-        stage, source_BE = self._staged_head(op, target.shape[1]), self._head_input_buffer()
+        target = self.logits("gpu").narrow(1, rows.first, rows.count)
+        stage, source_BE = self._staged_head(op, rows.count), self._head_input_buffer()
         ops, family, machine = self.p.ops["gpu"], self.family, self.p.machine
 
         def run(params: StepParams) -> int:
@@ -383,10 +377,10 @@ class _Binder:
     def _head_input_buffer(self) -> torch.Tensor:
         return self.tensor("gpu", "head_input", self.workload.batch, self.p.spec.embedding_size)
 
-    def _slice_rows(self, op: Op) -> slice:
+    def _slice_rows(self, op: Op) -> Group:
         rows = head_slice_rows(self.p.spec, self.p.head_slices)
-        part: int = op.part  # type: ignore[assignment]
-        return slice(part * rows, min((part + 1) * rows, self.p.spec.vocab_size))
+        first = (op.part or 0) * rows
+        return Group(first, min(rows, self.p.spec.vocab_size - first))
 
     def _staged_head(self, op: Op, rows: int) -> torch.Tensor:
         return self.tensor("gpu", f"stage.{op.slot}", rows, self.p.spec.embedding_size)

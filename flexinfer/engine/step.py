@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from flexinfer.cache import Group, typed_view
 from flexinfer.models.attention import causal_mask
 from flexinfer.models.rope import RopeRows, rope_rows
 from flexinfer.schedule.inputs import Field, mask_name
@@ -34,11 +35,11 @@ class StepParams:
     def uniform(self) -> bool:
         return len(set(self.starts)) == 1
 
-    def row_groups(self) -> list[tuple[slice, int]]:
+    def row_groups(self) -> list[tuple[Group, int]]:
         """(sequences, their first new row): one group when all start at the same row, else one a sequence."""
         if self.uniform:
-            return [(slice(None), self.starts[0])]
-        return [(slice(index, index + 1), start) for index, start in enumerate(self.starts)]
+            return [(Group(0, len(self.starts)), self.starts[0])]
+        return [(Group(index, 1), start) for index, start in enumerate(self.starts)]
 
     def following(self) -> StepParams:
         """The decode step after this one."""
@@ -65,14 +66,14 @@ class StepInputs:
         """Boolean [B, S, T] for layers with this window, or None where the phase has no use for one."""
         return self._views.get(mask_name(window))
 
-    def rope(self, sequences: slice) -> RopeRows | None:
+    def rope(self, group: Group) -> RopeRows | None:
         if "cos" not in self._views:
             return None
-        return RopeRows(self._views["cos"][sequences], self._views["sin"][sequences])
+        return RopeRows(group.of(self._views["cos"]), group.of(self._views["sin"]))
 
 
 def _view(buffer: torch.Tensor, f: Field) -> torch.Tensor:
-    return buffer[f.offset : f.offset + f.nbytes].view(getattr(torch, f.dtype)).view(f.shape)
+    return typed_view(buffer, f.offset, f.shape, getattr(torch, f.dtype))
 
 
 @dataclass

@@ -44,6 +44,14 @@ class DeviceAdapter(ABC):
         """An event after everything launched on the engine's stream so far."""
 
     @abstractmethod
+    def timed_event(self, engine: Engine) -> Any:
+        """Like record_event, for elapsed_s."""
+
+    @abstractmethod
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        """Seconds between two timed events that have both passed."""
+
+    @abstractmethod
     def synchronize_event(self, event: Any) -> None:
         """The host waits for an event; None means there is nothing to wait for."""
 
@@ -90,6 +98,14 @@ class AcceleratorAdapter(DeviceAdapter):
         event = torch.Event(device=self.device)
         event.record(self._streams[engine])
         return event
+
+    def timed_event(self, engine: Engine) -> torch.Event:
+        event = torch.Event(device=self.device, enable_timing=True)
+        event.record(self._streams[engine])
+        return event
+
+    def elapsed_s(self, start: torch.Event, end: torch.Event) -> float:
+        return start.elapsed_time(end) / 1e3
 
     def synchronize_event(self, event: Any) -> None:
         if event is not None:

@@ -23,6 +23,8 @@ from flexinfer.machine.base import BoundOp, Handle, Machine
 from flexinfer.machine.lanes import LaneHooks
 from flexinfer.machine.threaded import ThreadedMachine
 from flexinfer.plan import Home
+from flexinfer.schedule.ops import Engine
+from flexinfer.schedule.trace import Span
 
 PINNED_STAGES = 2
 STAGED_BYTES = 1 << 20
@@ -74,10 +76,35 @@ class TorchMachine(ThreadedMachine):
         super().__init__(Arena("GPU", gpu_memory_bytes), cpu, tracing)
         self.adapter = adapter
         self._pinned: deque[tuple[torch.Tensor, Any]] = deque()
+        self._origin: tuple[Any, float] | None = None
+        self._started: dict[Engine, Any] = {}
+        self._timed: list[tuple[Span, Any, Any]] = []
 
     def hooks(self) -> LaneHooks:
         adapter = self.adapter
-        return LaneHooks(adapter.enter, adapter.wait_events, adapter.record_event, adapter.synchronize_event)
+        return LaneHooks(adapter.enter, self._before, adapter.record_event, adapter.synchronize_event)
+
+    def _before(self, engine: Engine, events: Sequence[Any]) -> None:
+        self.adapter.wait_events(engine, events)
+        if self.tracing:
+            self._started[engine] = self.adapter.timed_event(engine)
+
+    def record(self, span: Span) -> None:
+        """On a stream an op's host times are those of its launch: its span comes from events, once they have passed."""
+        self.traffic[span.engine] += span.nbytes
+        if self.tracing:
+            end = self.adapter.timed_event(span.engine)
+            self._timed.append((span, self._started[span.engine], end))
+
+    def _time_spans(self) -> None:
+        """Spans of the ops that have ended, on the host's clock: events are placed by their distance to an origin."""
+        for span, start, end in self._timed:
+            event, host_s = self._origin or (start, span.start_s)
+            self._origin = (event, host_s)
+            begin_s = host_s + self.adapter.elapsed_s(event, start)
+            length_s = self.adapter.elapsed_s(start, end)
+            self.spans.append(Span(span.engine, span.label, begin_s, begin_s + length_s, span.nbytes))
+        self._timed.clear()
 
     def empty(self, device: Home, nbytes: int) -> torch.Tensor:
         return self.adapter.empty(nbytes) if device == "gpu" else torch.empty(nbytes, dtype=torch.uint8)
@@ -103,15 +130,13 @@ class TorchMachine(ThreadedMachine):
     def _staged(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Through the pinned ring, piece by piece: a piece waits until its buffer's last copy has ended."""
         flat_to, flat_from = target.view(-1), source.view(-1)
-        for start in range(0, flat_from.numel(), self._stage_items(source)):
-            piece = flat_from[start : start + self._stage_items(source)]
-            pinned = self._next_pinned().view(source.dtype)[: piece.numel()]
-            pinned.copy_(piece)
-            self.adapter.copy(flat_to[start : start + piece.numel()], pinned)
+        step = self.adapter.pinned_stage_bytes // source.element_size()
+        for start in range(0, flat_from.numel(), step):
+            count = min(step, flat_from.numel() - start)
+            pinned = self._next_pinned().view(source.dtype).narrow(0, 0, count)
+            pinned.copy_(flat_from.narrow(0, start, count))
+            self.adapter.copy(flat_to.narrow(0, start, count), pinned)
             self._pinned[-1] = (self._pinned[-1][0], self.adapter.record_event("h2d"))
-
-    def _stage_items(self, source: torch.Tensor) -> int:
-        return self.adapter.pinned_stage_bytes // source.element_size()
 
     def _next_pinned(self) -> torch.Tensor:
         if len(self._pinned) < PINNED_STAGES:
@@ -124,6 +149,7 @@ class TorchMachine(ThreadedMachine):
     def drain(self) -> None:
         super().drain()
         self.adapter.synchronize()
+        self._time_spans()
 
     def close(self) -> None:
         super().close()

@@ -83,6 +83,12 @@ class FakeCuda(DeviceAdapter):
         self.recorded[engine] = self.recorded.get(engine, 0) + 1
         return engine, self.recorded[engine]
 
+    def timed_event(self, engine: EngineName) -> Any:
+        return engine, self.recorded.get(engine, 0)
+
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        return 0.001
+
     def synchronize_event(self, event: Any) -> None:
         """Fake work has ended when its call returns."""
 
