@@ -15,10 +15,13 @@ import torch
 from flexinfer.errors import ModelError
 from flexinfer.weights.entry import TensorEntry
 from flexinfer.weights.source import FileSource
-from flexinfer.weights.values import PIECE_BYTES, STORED, convert, keep
+from flexinfer.weights.values import STORED, convert, keep
 
-_EXPANDED_BYTES = 4
-"""Dequantizers give float32."""
+EXPANDED_BYTES = 2 * 2**20
+"""Bytes of dequantized float32 rows worked on at a time; the dequantizers need about four times that.
+
+One thread: the package works through 16 rows a call, so a second thread waits for the interpreter and gains nothing.
+"""
 
 
 class GgufReader:
@@ -37,23 +40,20 @@ class GgufReader:
         if heads is None and STORED.get(entry.dtype) == dtype:
             whole = self._source.piece(entry.offset, entry.nbytes)
             return keep(whole.view(dtype).view(entry.shape), entry)
-        out = convert(self._pieces(entry, heads), entry, dtype)
+        out = convert((_expand(rows, entry) for rows in self._packed(entry, heads)), entry, dtype)
         self._source.release(entry.offset, entry.nbytes)
         return out
 
-    def _pieces(self, entry: TensorEntry, heads: int | None) -> Iterator[torch.Tensor]:
-        """Values of a few rows at a time, flat."""
+    def _packed(self, entry: TensorEntry, heads: int | None) -> Iterator[torch.Tensor]:
+        """uint8 [a few rows, bytes of a row] at a time, in half-split order."""
         width = entry.shape[-1] if len(entry.shape) > 1 else 1
         rows = entry.numel // width
-        step = max(1, PIECE_BYTES // (width * _EXPANDED_BYTES))
-        for packed in self._packed(entry, rows, step if heads is None else rows):
-            ordered = packed if heads is None else half_split_rows(packed, heads)
-            for few in torch.split(ordered, step):
-                yield _expand(few, entry)
-
-    def _packed(self, entry: TensorEntry, rows: int, step: int) -> Iterator[torch.Tensor]:
-        """uint8 [up to step, bytes of a row]."""
         row_bytes = entry.nbytes // rows
+        step = max(1, EXPANDED_BYTES // (width * 4))
+        if heads is not None:
+            packed = self._source.piece(entry.offset, entry.nbytes).view(rows, row_bytes)
+            yield from torch.split(half_split_rows(packed, heads), step)
+            return
         for start in range(0, rows, step):
             count = min(step, rows - start)
             yield self._source.piece(entry.offset + start * row_bytes, count * row_bytes).view(count, row_bytes)
@@ -73,7 +73,7 @@ def half_split_rows(rows: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _expand(packed: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
-    """uint8 rows -> their values, as stored for plain types and float32 for quantized ones."""
+    """uint8 rows -> their values: flat as stored for plain types, float32 rows for quantized ones."""
     if entry.dtype in STORED:
         return packed.reshape(-1).view(STORED[entry.dtype])
     from gguf import GGMLQuantizationType
@@ -84,7 +84,6 @@ def _expand(packed: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
         with np.errstate(all="ignore"):
             values = dequantize(packed.numpy(), GGMLQuantizationType[entry.dtype])
     except NotImplementedError:
-        raise ModelError(
-            f"{entry.where} is stored as {entry.dtype}, which the gguf package cannot dequantize"
-        ) from None
+        text = f"{entry.where} is stored as {entry.dtype}, which the gguf package cannot dequantize"
+        raise ModelError(f"{text}; use a file of another quantization") from None
     return torch.from_numpy(np.ascontiguousarray(values))

@@ -108,7 +108,7 @@ def _weight_map(index_file: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index_file} has no weight_map of tensors to files; fetch it again")
     for tensor, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard or "\0" in shard or not shard.strip("."):
             raise ModelError(f"{index_file} maps {tensor} to {shard!r}, which is not a file name; fetch it again")
     return weight_map
 
