@@ -34,13 +34,13 @@ def measured_gpu(
     with torch.inference_mode():
         work = WorkSet(min(WORKSET_BYTES, free // 4), device)
         bench = accelerator_bench(device, work)
-        samples, _ = all_samples(bench, (effort,), on_case)
+        samples, noisy = all_samples(bench, (effort,), on_case)
         (call,) = measure_all([linear_case(bench, torch.float32, 1, TINY, TINY)], effort.case_s, bench.clock)
         copied = copy_rate(bench, effort.case_s)
         small = small_ops(bench, torch.float32, effort.case_s)
         link = measured_link(device, effort.case_s)
     # A copy within the device reads and writes every byte.
-    measured = Measured(2 * copied, copied, call.median_s, small, samples)
+    measured = Measured(2 * copied, copied, call.median_s, small, samples, noisy)
     peak = peaks(samples.linear)
     name = torch.get_device_module(device).get_device_name(device)
     gpu = GpuProfile(

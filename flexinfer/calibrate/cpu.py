@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-from flexinfer import kernels
 from flexinfer.calibrate.attention import decode_samples, prefill_samples
 from flexinfer.calibrate.effort import Effort
 from flexinfer.calibrate.factors import Measured, efficiencies, peaks
@@ -15,7 +14,7 @@ from flexinfer.calibrate.linear import OnCase, linear_case, linear_samples
 from flexinfer.calibrate.ops import Bench, cpu_bench
 from flexinfer.calibrate.overhead import dispatch_seconds, step_seconds
 from flexinfer.calibrate.timing import Measurement, Patience, measure_all
-from flexinfer.calibrate.traffic import copy_rate, small_ops
+from flexinfer.calibrate.traffic import copy_rate, read_rate, small_ops
 from flexinfer.calibrate.workset import WorkSet
 from flexinfer.estimator.profile import AttentionSample, CpuProfile, LinearSample, Samples
 from flexinfer.host import memory_limit_bytes
@@ -62,19 +61,9 @@ def measured_cpu(
     """The CPU with this many threads, and whether other processes or guests disturbed its measurements."""
     with torch_threads(threads), torch.inference_mode():
         bench = cpu_bench(threads, work, patience)
-        case_s = efforts[0].case_s
-        samples, noisy = all_samples(bench, efforts, on_case)
-        tiny = linear_case(bench, torch.float32, 1, TINY, TINY)
-        (call,) = measure_all([tiny], case_s, bench.clock, on_case)
-        measured = Measured(
-            bytes_per_s=kernels.read_bandwidth(threads=threads, nbytes=min(READ_BYTES, work.nbytes)),
-            copy_bytes_per_s=copy_rate(bench, case_s),
-            call_s=call.median_s,
-            small=small_ops(bench, torch.float32, case_s),
-            samples=samples,
-        )
-        step_s = step_seconds()
-    peak = peaks(samples.linear)
+        measured = _measured(bench, threads, efforts, on_case)
+        dispatch_s, step_overhead_s = dispatch_seconds(), step_seconds()
+    peak = peaks(measured.samples.linear)
     profile = CpuProfile(
         name=cpu_model(),
         threads=threads,
@@ -83,8 +72,19 @@ def measured_cpu(
         copy_bytes_per_s=measured.copy_bytes_per_s,
         peak_flops_per_s=peak,
         efficiency=efficiencies(measured, peak),
-        dispatch_s=dispatch_seconds(),
-        step_overhead_s=step_s,
-        samples=samples,
+        dispatch_s=dispatch_s,
+        step_overhead_s=step_overhead_s,
+        samples=measured.samples,
     )
-    return profile, noisy or measured.small.noisy
+    return profile, measured.noisy
+
+
+def _measured(bench: Bench, threads: int, efforts: Sequence[Effort], on_case: OnCase | None) -> Measured:
+    """The single figures first, while there is patience: every estimate uses them."""
+    case_s = efforts[0].case_s
+    bytes_per_s = read_rate(threads, min(READ_BYTES, bench.work.nbytes))
+    copied = copy_rate(bench, case_s)
+    small = small_ops(bench, torch.float32, case_s)
+    (call,) = measure_all([linear_case(bench, torch.float32, 1, TINY, TINY)], case_s, bench.clock)
+    samples, noisy = all_samples(bench, efforts, on_case)
+    return Measured(bytes_per_s, copied, call.median_s, small, samples, noisy)

@@ -19,6 +19,7 @@ class Measured:
     call_s: float
     small: SmallOps
     samples: Samples
+    noisy: bool
 
 
 def linear_flops(sample: LinearSample) -> float:

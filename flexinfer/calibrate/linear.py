@@ -17,7 +17,7 @@ OnCase = Callable[[Case], None]
 def linear_case(bench: Bench, dtype: torch.dtype, rows: int, out: int, into: int) -> Case:
     x_MK = bench.activation(dtype, rows, into)
     what = f"{str(dtype).removeprefix('torch.')} {rows} x {into} by {out}"
-    return Case(what, lambda: (x_MK, bench.work.cut(dtype, out, into)), bench.linear)
+    return Case(what, lambda: (x_MK, bench.work.cut(dtype, out, into)), bench.ops.linear)
 
 
 def linear_samples(

@@ -2,10 +2,11 @@
 
 Noise has one sign: another process only ever slows a call. Beside a busy one a two-thread product takes 50 times as
 long, call after call, since each waits for a thread that is not running; medians and spreads do not show it. The
-kernel does: it counts how long our threads were ready and not running. Calls during which they waited do not count
-until the patience for them is used up. What other guests of a physical machine do shows there least, so a case is
-also measured in passes that lie seconds apart: two that agree are pooled, and where they do not a third is made, of
-which the faster pair that agrees counts.
+kernel does: it counts how long our threads were ready and not running. Calls during which they waited do not count,
+and while there is patience they cost no budget.
+
+What other guests of a physical machine do shows there least, so a case is also measured in passes that lie seconds
+apart: two that agree are pooled, and where they do not a third is made, of which the faster pair that agrees counts.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class Measurement:
 
 @dataclass
 class Patience:
-    """Seconds that may still be spent on disturbed calls, over all cases that share this object."""
+    """Seconds that disturbed calls may take beside the budgets, over all cases that share this object."""
 
     left_s: float = 8.0
 
     def spend(self, seconds: float) -> bool:
-        """Whether a disturbed call is made good: False when the patience is used up, and the call has to count."""
+        """Whether a disturbed call is on the patience's account; False when that is used up."""
         self.left_s -= seconds
         return self.left_s > 0
 
@@ -74,7 +75,7 @@ class Clock:
 
 @dataclass
 class Timed:
-    """Seconds of single calls of one pass; `disturbed` when calls that waited for a CPU had to be counted."""
+    """Seconds of single calls of one pass; `disturbed` when there were not enough without others on the CPU."""
 
     times: list[float]
     disturbed: bool = False
@@ -88,25 +89,36 @@ def timed_runs(case: Case, budget_s: float, clock: Clock) -> Timed:
     """One pass, within the budget but for what LEAST_RUNS needs; the first call is not counted."""
     case.call(*case.prepare())
     clock.wait()
-    result, spent_s = Timed([]), 0.0
+    clean: list[float] = []
+    disturbed: list[float] = []
+    spent_s = 0.0
     with RunQueue() as queue:
-        while len(result.times) < MOST_RUNS:
-            few = len(result.times) < LEAST_RUNS
-            if result.times and spent_s > budget_s * (OVERDRAFT if few else 1):
+        while len(clean) < MOST_RUNS:
+            few = len(clean) < LEAST_RUNS
+            if (clean or disturbed) and spent_s > budget_s * (OVERDRAFT if few else 1):
                 break
-            operands = [case.prepare() for _ in range(clock.burst)]
-            waited_s, start = queue.seconds(), time.perf_counter()
-            for arguments in operands:
-                case.call(*arguments)
-            clock.wait()
-            elapsed_s = time.perf_counter() - start
-            if queue.seconds() - waited_s > WAITED_SHARE * elapsed_s:
-                if clock.patience.spend(elapsed_s):
-                    continue
-                result.disturbed = True
-            result.times.append(elapsed_s / clock.burst)
-            spent_s += elapsed_s
-    return result
+            elapsed_s, waited_s = _one_burst(case, clock, queue)
+            if waited_s <= WAITED_SHARE * elapsed_s:
+                clean.append(elapsed_s / clock.burst)
+                spent_s += elapsed_s
+            else:
+                disturbed.append(elapsed_s / clock.burst)
+                spent_s += 0.0 if clock.patience.spend(elapsed_s) else elapsed_s
+    if clean:
+        return Timed(clean, disturbed=len(clean) < LEAST_RUNS and bool(disturbed))
+    # The least disturbed ones come nearest.
+    return Timed(sorted(disturbed)[: max(1, len(disturbed) // 4)], disturbed=True)
+
+
+def _one_burst(case: Case, clock: Clock, queue: RunQueue) -> tuple[float, float]:
+    """Seconds of one burst of calls, and seconds that our threads waited for a CPU meanwhile."""
+    operands = [case.prepare() for _ in range(clock.burst)]
+    waited_s, start = queue.seconds(), time.perf_counter()
+    for arguments in operands:
+        case.call(*arguments)
+    clock.wait()
+    elapsed_s = time.perf_counter() - start
+    return elapsed_s, queue.seconds() - waited_s
 
 
 def summary(times: Sequence[float], noisy: bool = False) -> Measurement:

@@ -14,12 +14,13 @@ from flexinfer.calibrate.cpu import any_noise, torch_threads
 from flexinfer.calibrate.effort import Effort, Heads
 from flexinfer.calibrate.factors import Measured, efficiencies, peaks
 from flexinfer.calibrate.linear import linear_samples
-from flexinfer.calibrate.ops import Bench, cpu_bench
-from flexinfer.calibrate.timing import Case, Measurement, Patience
+from flexinfer.calibrate.ops import Bench
+from flexinfer.calibrate.timing import Case, Clock, Measurement
 from flexinfer.calibrate.traffic import SmallOps
 from flexinfer.calibrate.workset import WorkSet
 from flexinfer.errors import EngineError
 from flexinfer.estimator import AttentionSample, HardwareProfile, LinearSample, Samples
+from flexinfer.models.opset import CpuOps
 
 TINY = Effort(
     dtypes=("float32", "bfloat16"),
@@ -60,12 +61,12 @@ def test_piece_larger_than_the_set_is_refused(work: WorkSet) -> None:
 
 
 def test_matrices_that_would_take_too_long_are_left_out(work: WorkSet) -> None:
-    def slow_for_many_rows(x_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.002 if len(x_MK) == 4 else 0.0)
-        return x_MK
+    class SlowForManyRows(CpuOps):
+        def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            time.sleep(0.002 if len(x) == 4 else 0.0)
+            return x
 
-    bench = cpu_bench(1, work, Patience())
-    slow = Bench(work, bench.clock, slow_for_many_rows, bench.prefill_attention, bench.decode_attention)
+    slow = Bench(work, Clock(), SlowForManyRows())
     effort = replace(TINY, slow_s=0.01)
     shapes = {(s.out_features, s.rows) for s, _ in linear_samples(slow, "float32", effort)}
     assert shapes == {(16, 1), (16, 4), (64, 1)}
@@ -87,7 +88,7 @@ def test_factors_by_hand() -> None:
     )
     peak = peaks(samples.linear)
     assert peak == {"float32": 1e11, "bfloat16": pytest.approx(2e8), "float16": pytest.approx(2e8)}
-    measured = Measured(2e9, 1e9, 3e-6, SmallOps(1e-6, 8e9, False), samples)
+    measured = Measured(2e9, 1e9, 3e-6, SmallOps(1e-6, 8e9), samples, noisy=False)
     found = efficiencies(measured, peak)
     assert found["linear"].eff_memory == pytest.approx(2.0)
     assert found["linear"].fixed_s == 3e-6

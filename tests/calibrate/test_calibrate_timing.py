@@ -63,11 +63,17 @@ def test_disturbed_calls_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not timed.disturbed
 
 
-def test_patience_ends_and_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeTime(monkeypatch, forever((0.5, 0.4)))
+def test_without_patience_the_few_clean_calls_still_count_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime(monkeypatch, forever((0.5, 0.4), (0.01, 0.0)))
+    timed = timed_runs(case(fake.call), 1.0, Clock(patience=Patience(0.0)))
+    assert timed.times == pytest.approx([0.01] * len(timed.times))
+
+
+def test_calls_that_are_all_disturbed_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime(monkeypatch, forever((0.5, 0.4), (0.3, 0.2), (0.7, 0.6), (0.9, 0.8)))
     patience = Patience(2.0)
     (result,) = measure_all([case(fake.call)], 1.0, Clock(patience=patience))
-    assert result.median_s == pytest.approx(0.5)
+    assert result.median_s == pytest.approx(0.3)
     assert result.noisy
     assert patience.left_s < 0
 
