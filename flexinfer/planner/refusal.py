@@ -1,0 +1,98 @@
+"""What is said when nothing fits: the device, the terms of the sum, and the nearest requests that do fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from flexinfer.errors import DoesNotFitError
+from flexinfer.estimator import HardwareProfile
+from flexinfer.plan import Candidate
+from flexinfer.planner.request import AUTO, PlanRequest
+from flexinfer.planner.space import Pair, Space
+from flexinfer.spec.model_spec import ModelSpec
+from flexinfer.spec.workload import Workload
+
+
+def refusal(
+    spec: ModelSpec,
+    workload: Workload,
+    profile: HardwareProfile,
+    request: PlanRequest,
+    candidates: Sequence[Candidate],
+) -> DoesNotFitError:
+    """The error for a request of which no candidate fits; the one that misses least speaks for all."""
+    limits = request.limits(profile)
+
+    def missing(candidate: Candidate) -> int:
+        times = candidate.times
+        return max(0, times.gpu_peak_bytes - limits["gpu"]) + max(0, times.cpu_peak_bytes - limits["cpu"])
+
+    nearest = min(candidates, key=missing)
+    advice = ", or ".join(_advice(spec, workload, profile, request))
+    what = f"{spec.name}, batch {workload.batch}, {workload.prompt_len} + {workload.new_tokens} tokens"
+    return DoesNotFitError(f"{what}, {nearest.name} {nearest.why}; what would fit: {advice}")
+
+
+def first_fit(
+    spec: ModelSpec, workload: Workload, profile: HardwareProfile, request: PlanRequest
+) -> tuple[Pair, int] | None:
+    """The first pair of strategies, and the most resident layers, that fit; None if nothing does."""
+    space = Space(spec, workload, profile, request.limits(profile))
+    for pair in request.pairs(profile):
+        counts = space.resident_counts(pair, request.gpu_layers)
+        for resident in reversed(counts):
+            if any(space.fits(variant, resident) for variant in space.variants(pair)):
+                return pair, resident
+    return None
+
+
+def _advice(spec: ModelSpec, workload: Workload, profile: HardwareProfile, request: PlanRequest) -> Iterator[str]:
+    if request.gpu_layers is not None:
+        fewer = first_fit(spec, workload, profile, replace(request, gpu_layers=None))
+        if fewer is not None and fewer[1] < request.gpu_layers:
+            yield f"--gpu-layers {fewer[1]}"
+    if (request.prefill, request.decode) != (AUTO, AUTO):
+        other = first_fit(spec, workload, profile, replace(request, prefill=AUTO, decode=AUTO))
+        if other is not None:
+            yield _options(other[0])
+    batch = _largest(workload.batch, lambda n: _fits(spec, replace(workload, batch=n), profile, request))
+    if batch:
+        yield f"--batch {batch}"
+    yield from _more_memory(spec, workload, profile, request)
+
+
+def _fits(spec: ModelSpec, workload: Workload, profile: HardwareProfile, request: PlanRequest) -> bool:
+    return first_fit(spec, workload, profile, request) is not None
+
+
+def _options(pair: Pair) -> str:
+    return f"--strategy {pair[0]}" if pair[0] == pair[1] else f"--prefill {pair[0]} --decode {pair[1]}"
+
+
+def _largest(below: int, holds: Callable[[int], bool]) -> int:
+    """The largest number below `below` for which it holds, 0 if there is none; what holds for n holds below n."""
+    low, high = 0, below
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _more_memory(spec: ModelSpec, workload: Workload, profile: HardwareProfile, request: PlanRequest) -> Iterator[str]:
+    """The memory that the leanest plan of the request takes, on each device that is short of it."""
+    space = Space(spec, workload, profile, request.limits(profile))
+    leanest = min(
+        (
+            (space.excess_bytes(variant, resident), space.needs(variant, resident))
+            for pair in request.pairs(profile)
+            for resident in space.resident_counts(pair, request.gpu_layers)[:1]
+            for variant in space.variants(pair)
+        ),
+        key=lambda found: found[0],
+    )[1]
+    short = [device for device, limit in space.limits.items() if leanest[device] > limit]
+    sizes = {device: f"{math.ceil(leanest[device] / 2**20)}MiB" for device in short}
+    if short:
+        yield " and ".join(f"--{device}-memory {size}" for device, size in sizes.items())
