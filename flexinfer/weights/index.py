@@ -36,10 +36,10 @@ def index_checkpoint(path: Path) -> CheckpointIndex:
     """Index a folder or a .gguf file. Raises ModelError: nothing there, missing or damaged file, stale index."""
     format, files = weight_files(path)
     if format == "gguf":
-        from flexinfer.weights.gguf_header import read_gguf_header
+        from flexinfer.weights.gguf_index import read_gguf_index
 
-        header = read_gguf_header(files[0])
-        return CheckpointIndex(path, format, header.entries, header.architecture)
+        architecture, entries = read_gguf_index(files[0])
+        return CheckpointIndex(path, format, entries, architecture)
     read = _header_reader(format)
     index_file = path / f"{_SINGLE[format]}.index.json"
     if files[0].name == _SINGLE[format]:
@@ -50,7 +50,7 @@ def index_checkpoint(path: Path) -> CheckpointIndex:
 def weight_files(path: Path) -> tuple[Format, tuple[Path, ...]]:
     """Format and files of the weights under `path`; every one of them exists. Raises ModelError."""
     if path.is_file():
-        if path.suffix != ".gguf":
+        if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path} is not a .gguf file; give the folder that holds config.json and the weights")
         return "gguf", (path,)
     if not path.is_dir():
@@ -65,7 +65,7 @@ def weight_files(path: Path) -> tuple[Format, tuple[Path, ...]]:
 
 
 def _only_gguf(folder: Path) -> Path:
-    found = sorted(folder.glob("*.gguf"))
+    found = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".gguf")
     if len(found) > 1:
         raise ModelError(
             f"{folder} holds {len(found)} .gguf files; name one of them: {', '.join(f.name for f in found)}"
@@ -101,8 +101,9 @@ def _shards(index_file: Path) -> tuple[Path, ...]:
 
 
 def _weight_map(index_file: Path) -> dict[str, str]:
+    _checked_file(index_file)
     try:
-        weight_map = json.loads(_checked_file(index_file).read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ModelError(f"{index_file} is not a weight index (JSON with a weight_map); fetch it again") from None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from flexinfer.errors import ModelError
+from flexinfer.spec import builtin_names
 from flexinfer.weights.index import weight_files
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -20,14 +21,18 @@ _SUBFOLDERS = "*/*"
 def resolve_model(model: str, weights: bool = True) -> Path:
     """Folder or .gguf file of `model`. With `weights` false a hub model's weight files are not fetched.
 
-    Raises ModelError that says what was tried: neither a path nor a hub model, a hub that cannot be reached, or a
-    cached copy with files missing.
+    Raises ModelError that says what was tried: neither a path nor a hub model, a built-in name, a hub that cannot be
+    reached, or a cached copy with files missing.
     """
     path = Path(model).expanduser()
     if model and path.exists():
         return path
-    if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
+    if not _HUB_ID.fullmatch(model) or path.suffix.lower() == ".gguf":
         raise ModelError(f"{model!r} does not exist, and is no Hugging Face hub id either; check the path")
+    if model in builtin_names():
+        raise ModelError(
+            f"{model} is a built-in configuration, sizes without weights; give a folder, a .gguf file or a hub id"
+        )
     folder = _fetch(model, _WITHOUT_WEIGHTS, None)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{model!r} on the hub has no config.json; download its .gguf file and give the path of that")

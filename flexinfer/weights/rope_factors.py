@@ -1,7 +1,7 @@
-"""GGUF's rope_freqs.weight: LLaMA 3.1's frequency factors, which the file's metadata does not carry. No torch.
+"""GGUF's rope_freqs.weight: LLaMA 3.1's frequency factors, held against the model's rope settings. No torch.
 
-A file with factors needs the llama3 rope type with the same ones: without them short prompts read well and long ones
-fall apart, which nobody would lay at the file's door.
+A specification read from the file has them; one read from a config.json beside it may not, and then short prompts
+would read well and long ones fall apart.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from flexinfer.spec.model_spec import RopeSpec
 
 
-def llama3_factors(rope: RopeSpec, head_dim: int) -> list[float]:
-    """What each of the head_dim / 2 rotation frequencies is divided by; all ones for every other rope type."""
+def frequency_factors(rope: RopeSpec, head_dim: int) -> list[float]:
+    """What each of the head_dim / 2 rotation frequencies is divided by, whichever way `rope` states it."""
+    if rope.freq_factors:
+        return list(rope.freq_factors)
     if rope.type != "llama3":
         return [1.0] * (head_dim // 2)
     return [_factor(rope, rope.theta ** (2 * i / head_dim)) for i in range(head_dim // 2)]
@@ -29,7 +31,7 @@ def _factor(rope: RopeSpec, divisor: float) -> float:
 
 def factors_agree(stored: Sequence[float], rope: RopeSpec, head_dim: int) -> bool:
     """True when the file's factors are those of `rope`, to the precision of float32."""
-    wanted = llama3_factors(rope, head_dim)
+    wanted = frequency_factors(rope, head_dim)
     return len(stored) == len(wanted) and all(
         math.isclose(a, b, rel_tol=1e-4) for a, b in zip(stored, wanted, strict=True)
     )

@@ -118,6 +118,12 @@ def test_an_index_that_is_no_index(sharded: Path, spec: ModelSpec, text: str) ->
     assert "model.safetensors.index.json" in refusal(sharded, spec)
 
 
+def test_an_index_that_is_a_directory(sharded: Path, spec: ModelSpec) -> None:
+    (sharded / "model.safetensors.index.json").unlink()
+    (sharded / "model.safetensors.index.json").mkdir()
+    assert "model.safetensors.index.json is not a file" in refusal(sharded, spec)
+
+
 @pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "", "..", "a\0b", 7])
 def test_an_index_that_points_elsewhere(sharded: Path, spec: ModelSpec, shard: object) -> None:
     index_file = sharded / "model.safetensors.index.json"

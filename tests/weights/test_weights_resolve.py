@@ -37,6 +37,10 @@ def test_what_cannot_be_a_hub_id(model: str) -> None:
     assert repr(model) in text and "does not exist" in text
 
 
+def test_a_built_in_name_has_no_weights() -> None:
+    assert "sizes without weights" in refusal("opt-125m")
+
+
 def cached_hub_model(cache: Path, files: dict[str, str]) -> Path:
     """The layout in which huggingface_hub keeps a repository: a ref to a commit, and its snapshot."""
     repo = cache / "models--someone--some-model"
