@@ -7,7 +7,6 @@ regular expression that `tokenizer.ggml.pre` names; another cut gives other toke
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from flexinfer.errors import ModelError
-from flexinfer.weights.gguf_header import _SCALARS, _Walk, _walk_header
+from flexinfer.spec.gguf_header import _SCALARS, _Cursor, _mapped, _parse
 
 Metadata = Mapping[str, Any]
 
@@ -44,29 +43,20 @@ _WHOLE_WORDS_FIRST = {name for name, split in _SPLITS.items() if split in (_LLAM
 """Vocabularies in which a word that is a token is taken whole, merges or not, and whose models expect a BOS."""
 
 
-class _ArrayWalk(_Walk):
-    """As the header's walk, but keeps arrays: the vocabulary is one."""
+class _KeepingCursor(_Cursor):
+    """As the header's cursor, but keeps long arrays: the vocabulary is one."""
 
-    def value(self, kind: int) -> Any:
-        if kind != 9:
-            return super().value(kind)
-        item, count = self.number("I"), self.number("Q")
-        if item in _SCALARS:
-            layout = struct.Struct(f"<{count}{_SCALARS[item]}")
-            start = self.at
-            self.skip(layout.size)
-            return layout.unpack_from(self.data, start)
-        return [self.string() for _ in range(count)]
+    def array(self) -> Any:
+        kind, count = self.scalar("<I"), self.scalar("<Q")
+        if kind not in _SCALARS:
+            return [self.value(kind) for _ in range(count)]
+        start = self.advance(count * struct.calcsize(_SCALARS[kind]))
+        return struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, start)
 
 
 def read_metadata(file: Path) -> Metadata:
     """Every metadata field of a GGUF file, arrays included. Raises ModelError."""
-    try:
-        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as data:
-            metadata, _ = _walk_header(_ArrayWalk(data))
-    except (struct.error, KeyError, UnicodeDecodeError, OverflowError, ValueError):
-        raise ModelError(f"{file} has a corrupt header, or is truncated inside it; fetch it again") from None
-    return metadata
+    return _mapped(file, lambda data: _parse(file, _KeepingCursor(data)).metadata)
 
 
 def build_tokenizer(metadata: Metadata, file: Path) -> Tokenizer:

@@ -12,6 +12,7 @@ from flexinfer.engine.stopping import check_new_tokens
 from flexinfer.engine.tokenizer import Tokenizer
 from flexinfer.errors import UserError
 from flexinfer.spec.model_spec import ModelSpec
+from flexinfer.window import check_window
 
 if TYPE_CHECKING:
     import torch
@@ -88,23 +89,11 @@ def check_prompts(prompts: Sequence[Sequence[int]], spec: ModelSpec) -> None:
 
 
 def new_tokens_within(prompt_len: int, max_new_tokens: int | None, spec: ModelSpec) -> int:
-    """The count asked for, or the default cut to what the model's window leaves. Raises UserError with the numbers.
-
-    The last new token is not fed back, so the window holds prompt + new - 1 tokens.
-    """
-    room = spec.max_positions - prompt_len + 1
-    if room < 1:
-        raise UserError(
-            f"the prompt has {prompt_len} tokens and the window of {spec.name} holds {spec.max_positions}; shorten it"
-        )
+    """The count asked for, or the default cut to what the model's window leaves. Raises UserError with the numbers."""
     if max_new_tokens is None:
-        return min(DEFAULT_NEW_TOKENS, room)
+        return min(DEFAULT_NEW_TOKENS, check_window(spec, prompt_len, None))
     check_new_tokens(max_new_tokens)
-    if max_new_tokens > room:
-        raise UserError(
-            f"{prompt_len} prompt tokens and {max_new_tokens} new ones do not fit the window of {spec.name}, "
-            f"{spec.max_positions}; ask for at most {room} new tokens"
-        )
+    check_window(spec, prompt_len, max_new_tokens)
     return max_new_tokens
 
 

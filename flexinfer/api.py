@@ -1,0 +1,332 @@
+"""The Python face: load a model, plan, generate, stream. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flexinfer.errors import DoesNotFitError, ModelError, UserError
+from flexinfer.host import memory_limit_bytes
+from flexinfer.options import LoadOptions, refuse_unknown
+from flexinfer.planning import ChosenPlan, choose, profile_on_device
+from flexinfer.result import GenerateResult, Output
+from flexinfer.spec import ModelSpec, Workload, builtin_names, load_spec
+from flexinfer.units import format_size
+from flexinfer.window import check_window
+
+if TYPE_CHECKING:
+    from flexinfer.engine import Engine
+    from flexinfer.engine.generation import Generation, Listener
+    from flexinfer.engine.request import Request
+    from flexinfer.engine.tokenizer import Tokenizer
+    from flexinfer.estimator import HardwareProfile
+    from flexinfer.weights import WeightStore
+
+OnLoad = Callable[[int, int, str], None]
+"""(bytes read, bytes in all, file)"""
+OnMeasure = Callable[[float, str], None]
+"""(share done, what is measured)"""
+
+_LOAD_KEYWORDS = (
+    "strategy, prefill, decode, gpu_layers, device, gpu_memory, cpu_memory, link_bandwidth, dtype (or torch_dtype), "
+    "profile and threads"
+)
+_GENERATE_KEYWORDS = (
+    "prompts or input_ids (with attention_mask), max_new_tokens, max_length, temperature, do_sample, top_k, top_p, "
+    "min_p, repetition_penalty, seed, stop, ignore_eos, eos_token_id, pad_token_id, streamer and chat"
+)
+
+
+class FlexInfer:
+    """One model, ready to plan and to generate, one request at a time.
+
+    Use `from_pretrained`. As a context manager, or with `close`, threads end and memory is freed.
+    """
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        strategy: str = "auto",
+        prefill: str | None = None,
+        decode: str | None = None,
+        gpu_layers: int | None = None,
+        device: str = "auto",
+        gpu_memory: int | str | None = None,
+        cpu_memory: int | str | None = None,
+        link_bandwidth: float | str | None = None,
+        dtype: Any = "auto",
+        torch_dtype: Any = None,
+        profile: str | None = None,
+        threads: int | None = None,
+        **unknown: Any,
+    ) -> FlexInfer:
+        """Loads a folder in Hugging Face layout, a .gguf file or a hub id. "auto" and None leave a choice open.
+
+        Sizes and rates are numbers or text such as "24GiB" and "8GB/s"; `dtype` may be a torch dtype. Raises
+        UserError, ModelError and DoesNotFitError.
+        """
+        refuse_unknown(unknown, "from_pretrained", _LOAD_KEYWORDS)
+        options = LoadOptions.resolve(
+            strategy=_unless_auto(strategy),
+            prefill=prefill,
+            decode=decode,
+            gpu_layers=gpu_layers,
+            device=_unless_auto(device),
+            gpu_memory=gpu_memory,
+            cpu_memory=cpu_memory,
+            link_bandwidth=link_bandwidth,
+            dtype=_unless_auto(_dtype_name(dtype if torch_dtype is None else torch_dtype)),
+            profile=profile,
+            threads=threads,
+        )
+        model = cls.open(str(path), options)
+        model.load()
+        return model
+
+    @classmethod
+    def open(
+        cls, model: str, options: LoadOptions, trace: bool = False, on_measure: OnMeasure | None = None
+    ) -> FlexInfer:
+        """As from_pretrained, but the weights are left for `load` or the first generation: it can plan already."""
+        from flexinfer.calibrate import cached_profile, named_profile
+        from flexinfer.engine.tokenizer import load_tokenizer
+        from flexinfer.weights import resolve_model
+
+        if model in builtin_names() and not Path(model).exists():
+            raise ModelError(
+                f"{model} is a built-in configuration: sizes only, no weights; give a folder or .gguf file"
+            )
+        path = resolve_model(model)
+        options = _on_device(options)
+        spec = load_spec(path, options.dtype)
+        # Before the weights are loaded: what they will take is then still counted as free, as the plan counts them
+        limit = memory_limit_bytes()
+        if options.profile is None:
+            profile = cached_profile(options.threads, on_progress=on_measure)
+        else:
+            profile = named_profile(options.profile, options.threads)
+        options = _within(options, limit)
+        return cls(path, spec, load_tokenizer(path), options, profile_on_device(profile, options), trace)
+
+    def __init__(
+        self,
+        path: Path,
+        spec: ModelSpec,
+        tokenizer: Tokenizer | None,
+        options: LoadOptions,
+        profile: HardwareProfile,
+        trace: bool = False,
+    ) -> None:
+        self.path, self.spec, self.tokenizer, self.options, self.profile = path, spec, tokenizer, options, profile
+        self._trace = trace
+        self._store: WeightStore | None = None
+        self._engine: Engine | None = None
+        self._busy = threading.Lock()
+
+    # -- planning ---------------------------------------------------------------------------------------------------
+
+    def plan(self, batch: int = 1, prompt_len: int = 512, new_tokens: int = 128, cached_tokens: int = 0) -> ChosenPlan:
+        """The fastest plan that fits for so many sequences. Raises DoesNotFitError and UserError."""
+        workload = Workload(batch, prompt_len, new_tokens, cached_tokens)
+        check_window(self.spec, cached_tokens + prompt_len, new_tokens)
+        return choose(self.spec, workload, self.profile, self.options)
+
+    # -- generating -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Any = None,
+        *,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        streamer: Any = None,
+        chat: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Generates for one or many prompts: a text, texts, lists of ids, or a tensor of ids with its mask.
+
+        Returns a GenerateResult; for a tensor, as transformers does, a tensor [batch, prompt + new] of ids, which
+        carries the result's texts, token_ids, outputs, metrics, plan and seed as attributes. `streamer` has
+        put(ids) and end(), as those of transformers. `chat` wraps each text in the model's chat template.
+        """
+        from flexinfer.engine.prompt import is_tensor, sequences_tensor
+        from flexinfer.engine.streamer import StreamerListener
+
+        request = self.request(prompts, input_ids=input_ids, attention_mask=attention_mask, chat=chat, **options)
+        given = prompts if input_ids is None else input_ids
+        if streamer is None:
+            result = self.run(request)
+        else:
+            with StreamerListener(streamer, request.prompts) as listener:
+                result = self.run(request, listener)
+        if not is_tensor(given):
+            return result
+        pad = options.get("pad_token_id", self.tokenizer and self.tokenizer.pad_token_id)
+        sequences = sequences_tensor(given, result.token_ids, pad, request.rules.token_ids)
+        for name in ("outputs", "texts", "token_ids", "metrics", "plan", "seed"):
+            setattr(sequences, name, getattr(result, name))
+        return sequences
+
+    def stream(self, prompt: Any = None, *, input_ids: Any = None, chat: bool = False, **options: Any) -> Iterator[str]:
+        """Pieces of one prompt's text as they become certain; takes generate's keywords.
+
+        The request is checked at once. Generation runs on a thread of its own, from the first piece that is asked
+        for; what it raises is raised here. Leaving the loop or closing the iterator ends it.
+        """
+        from flexinfer.engine.generation import Generation
+        from flexinfer.engine.streaming import PieceQueue, stream_pieces
+
+        request = self.request(prompt, input_ids=input_ids, chat=chat, **options)
+        if len(request.prompts) != 1:
+            raise UserError(f"stream takes one prompt, not {len(request.prompts)}; use generate for several")
+        if self.tokenizer is None:
+            raise UserError("stream gives text, and this model has no tokenizer; use generate with a streamer")
+        plan = self.plan_for(request)
+        pieces = PieceQueue()
+        generation = Generation(request, self.tokenizer.decode, pieces)
+        return stream_pieces(lambda: self._generate(generation, plan), generation, pieces)
+
+    def request(
+        self,
+        prompts: Any = None,
+        *,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        chat: bool = False,
+        **options: Any,
+    ) -> Request:
+        """The keywords of generate as one checked request. Raises UserError."""
+        from flexinfer.engine.request import GenerateOptions, build_request
+        from flexinfer.engine.stopping import stop_token_ids
+
+        known = {field.name for field in fields(GenerateOptions)}
+        refuse_unknown({k: v for k, v in options.items() if k not in known}, "generate", _GENERATE_KEYWORDS)
+        own = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
+        return build_request(
+            prompts,
+            input_ids,
+            attention_mask,
+            GenerateOptions(**options),
+            self.spec,
+            self.tokenizer,
+            stop_token_ids(self.path, self.spec.eos_token_ids, own),
+            chat,
+        )
+
+    def plan_for(self, request: Request) -> ChosenPlan:
+        return choose(self.spec, request.workload, self.profile, self.options)
+
+    def run(self, request: Request, listener: Listener | None = None, plan: ChosenPlan | None = None) -> GenerateResult:
+        """Runs a request on the calling thread, by a plan made for it. Raises EngineError and DoesNotFitError."""
+        from flexinfer.engine.generation import Generation
+
+        decode = self.tokenizer.decode if self.tokenizer is not None else None
+        return self._generate(Generation(request, decode, listener), plan or self.plan_for(request))
+
+    def _generate(self, generation: Generation, plan: ChosenPlan) -> GenerateResult:
+        if not self._busy.acquire(blocking=False):
+            raise UserError("this model is generating already; finish or close that stream first")
+        try:
+            engine = self._ready_engine()
+            engine.prepare(plan.plan, plan.workload)
+            run = engine.generate(
+                plan.plan, plan.workload, generation.request.prompts, generation.pick, generation.on_tokens
+            )
+        finally:
+            self._busy.release()
+        generation.finish()
+        outputs = tuple(
+            Output(len(o.prompt), tuple(o.token_ids), o.text, o.finish_reason or "length") for o in generation.outputs
+        )
+        return GenerateResult(outputs, run.times, plan, generation.request.sampling.seed)
+
+    # -- weights and engine -----------------------------------------------------------------------------------------
+
+    def load(self, on_load: OnLoad | None = None) -> None:
+        """Reads the weights, if that is not done yet. Raises DoesNotFitError before reading what memory cannot hold."""
+        from flexinfer.weights import load_weights
+
+        if self._store is not None:
+            return
+        limit = self.options.cpu_memory_bytes
+        if limit is not None and self.spec.total_bytes > limit:
+            raise DoesNotFitError(
+                f"CPU memory: the weights of {self.spec.name} take {format_size(self.spec.total_bytes)} as "
+                f"{self.spec.weight_dtype}, and {format_size(limit)} can be used; take a smaller model or dtype"
+            )
+        self._store = load_weights(self.path, self.spec, on_load)
+
+    def _ready_engine(self) -> Engine:
+        from flexinfer.engine import Engine
+        from flexinfer.engine.devices import DeviceConfig
+
+        if self._engine is None:
+            self.load()
+            options = self.options
+            config = DeviceConfig(
+                device=options.device,
+                gpu_memory_bytes=options.gpu_memory_bytes,
+                link_bytes_per_s=options.link_bytes_per_s,
+                jitter_s=options.jitter_s,
+                tracing=self._trace,
+            )
+            self._engine = Engine(self.spec, self._store, config, threads=options.threads)
+        return self._engine
+
+    def trace_events(self) -> list[dict[str, Any]]:
+        """Chrome trace events of the last run; empty unless opened with `trace`."""
+        return self._engine.trace_events() if self._engine is not None else []
+
+    def close(self) -> None:
+        """Ends the engine's threads and frees what it and the weights hold. The model can not be used after."""
+        if self._engine is not None:
+            self._engine.close()
+        if self._store is not None:
+            self._store.close()
+        self._engine = self._store = None
+
+    def __enter__(self) -> FlexInfer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _unless_auto(value: str) -> str | None:
+    return None if value == "auto" else value
+
+
+def _dtype_name(dtype: Any) -> str:
+    """ "float32" of torch.float32, told without importing torch."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _on_device(options: LoadOptions) -> LoadOptions:
+    """The device that is meant, checked, and its free memory where nobody set another size."""
+    import torch
+
+    if options.device == "auto":
+        options = options.on("cuda" if torch.cuda.is_available() else "cpu")
+    if options.device in ("cpu", "emulated"):
+        return options
+    from flexinfer.engine.devices import accelerator_device
+
+    device = accelerator_device(options.device)
+    free = torch.get_device_module(device).mem_get_info(device)[0]
+    wanted = options.gpu_memory_bytes
+    if wanted is not None and wanted > free:
+        raise DoesNotFitError(
+            f"GPU memory: {format_size(wanted)} is asked for and {options.device} has {format_size(free)} free; "
+            f"ask for less, or leave it out"
+        )
+    return replace(options, gpu_memory_bytes=wanted or free)
+
+
+def _within(options: LoadOptions, limit_bytes: int) -> LoadOptions:
+    """CPU memory: the option's, and no more than this process can have."""
+    return replace(options, cpu_memory_bytes=min(options.cpu_memory_bytes or limit_bytes, limit_bytes))

@@ -1,0 +1,64 @@
+"""`flexinfer calibrate`: measure this machine and keep, or write out, its profile."""
+
+from __future__ import annotations
+
+import click
+
+from flexinfer import settings
+from flexinfer.cli.options import COUNT, DEVICE, verbosity
+from flexinfer.cli.output import measure_progress, print_json, say
+from flexinfer.errors import ProfileError, UserError
+from flexinfer.estimator import HardwareProfile
+from flexinfer.units import format_rate
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="The measurement of about 10 seconds; at present the only one.")
+@click.option("--output", metavar="FILE", help="Write the profile here; without it, it is kept for later runs.")
+@click.option("--device", type=DEVICE, help="The device that has to be in the profile.")
+@click.option("--threads", type=COUNT, help="CPU threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
+@verbosity
+def calibrate(quick: bool, output: str | None, device: str | None, threads: int | None, as_json: bool) -> None:
+    """Measure this machine: what its CPU, its GPU and the link between them reach."""
+    from flexinfer.calibrate import cached_profile, quick_profile
+    from flexinfer.host import available_threads
+
+    settings.check_environment()
+    device = settings.resolve("DEVICE", device, default="auto")
+    if device == "emulated":
+        raise UserError("the emulated device has this machine's CPU figures: calibrate with --device cpu")
+    threads = settings.resolve("THREADS", threads) or available_threads()
+    with measure_progress() as on_measure:
+        if output is None:
+            profile = cached_profile(threads, refresh=True, on_progress=on_measure)
+        else:
+            profile = quick_profile(threads, on_measure)
+            profile.save(output)
+    _check_device(profile, device)
+    if as_json:
+        print_json(profile.to_json())
+    else:
+        click.echo(_summary(profile))
+        if output is not None:
+            say(f"written to {output}")
+
+
+def _check_device(profile: HardwareProfile, device: str) -> None:
+    if device not in ("auto", "cpu") and profile.gpu is None:
+        raise ProfileError(f"device {device} was not measured: torch sees no GPU here")
+
+
+def _summary(profile: HardwareProfile) -> str:
+    cpu, gpu, link = profile.cpu, profile.gpu, profile.link
+    lines = [f"CPU  {cpu.name}, {cpu.threads} threads: reads {format_rate(cpu.memory_bytes_per_s)}, {_peaks(cpu)}"]
+    if gpu is not None and link is not None:
+        lines.append(f"GPU  {gpu.name}: reads {format_rate(gpu.memory_bytes_per_s)}, {_peaks(gpu)}")
+        to, back = format_rate(link.h2d_bytes_per_s), format_rate(link.d2h_bytes_per_s)
+        lines.append(f"link {link.name}: {to} to the device, {back} back")
+    return "\n".join(lines)
+
+
+def _peaks(device: object) -> str:
+    peaks = device.peak_flops_per_s.items()  # type: ignore[attr-defined]  # CpuProfile and GpuProfile both have it
+    return ", ".join(f"{dtype} {flops / 1e9:.0f} GFLOP/s" for dtype, flops in peaks)

@@ -1,0 +1,22 @@
+"""`flexinfer doctor`: what was detected, what really runs, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import click
+
+from flexinfer.cli.options import verbosity
+from flexinfer.cli.output import print_json
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@verbosity
+def doctor(as_json: bool) -> None:
+    """What was detected, what really runs, what is missing and how to get it."""
+    from flexinfer.calibrate import doctor_report, doctor_text
+
+    report = doctor_report()
+    if as_json:
+        print_json({"schema": "flexinfer.doctor/1", **report})
+    else:
+        click.echo(doctor_text(report))
