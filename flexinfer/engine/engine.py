@@ -25,7 +25,7 @@ from flexinfer.host import available_threads, rss_peak_bytes
 from flexinfer.machine.base import BoundOp, Machine, Player
 from flexinfer.models.opset import CpuOps, OpSet, TorchOps
 from flexinfer.plan import Home, Phase, Plan, Times
-from flexinfer.schedule.buffers import Buffer, kv_moves, phase_buffers
+from flexinfer.schedule.buffers import Buffer, kv_layer_bytes, kv_moves, phase_buffers
 from flexinfer.schedule.build import build
 from flexinfer.schedule.trace import chrome_events
 from flexinfer.spec.model_spec import ModelSpec
@@ -230,18 +230,20 @@ class _Generation:
         return self.workload.decode_steps
 
     def _switch(self, params: StepParams) -> float:
-        """Moves what decode wants elsewhere; KV that leaves the GPU first, so that its room can be used."""
+        """Moves what decode wants elsewhere, in the order that schedule.buffers.peak_bytes counts with.
+
+        What only prefill needs goes first, then KV leaves the GPU, then KV moves onto it, then the rest is allocated.
+        """
         start = time.perf_counter()
         self.machine.drain()
-        memory, spec, workload = self.engine.memory, self.engine.spec, self.workload
-        wanted = phase_buffers(spec, self.plan.decode, "decode", workload)
+        engine, workload = self.engine, self.workload
+        wanted = phase_buffers(engine.spec, self.plan.decode, "decode", workload)
         moves = kv_moves(self.plan)
-        self._move_kv([m for m in moves if m[2] == "cpu"], wanted, params)
-        sources = [Buffer(f"kv.{i}", a, "kv", _size(wanted, f"kv.{i}")) for i, a, b in moves if b == "gpu"]
-        memory.keep_only([*wanted, *sources])
-        loads = self.engine._allocate([b for b in wanted if b.name not in {s.name for s in sources}], workload)
-        run_all(loads, self.machine)
-        self._move_kv([m for m in moves if m[2] == "gpu"], wanted, params)
+        nbytes = kv_layer_bytes(engine.spec, workload)
+        engine.memory.keep_only([*wanted, *(Buffer(f"kv.{layer}", home, "kv", nbytes) for layer, home, _ in moves)])
+        for target in ("cpu", "gpu"):
+            self._move_kv([move for move in moves if move[2] == target], wanted, params)
+        run_all(engine._allocate(wanted, workload), self.machine)
         return time.perf_counter() - start
 
     def _move_kv(self, moves: Sequence[tuple[int, Home, Home]], wanted: Sequence[Buffer], params: StepParams) -> None:
@@ -261,10 +263,6 @@ class _Generation:
             ttft_s, tpot_s, e2e_s, switch_s, machine.traffic["h2d"], machine.traffic["d2h"], peak["gpu"], peak["cpu"],
             rss_peak_bytes(),
         )  # fmt: skip
-
-
-def _size(buffers: Sequence[Buffer], name: str) -> int:
-    return next(b.nbytes for b in buffers if b.name == name)
 
 
 class _unthrottled:

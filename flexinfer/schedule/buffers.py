@@ -201,15 +201,28 @@ def device_bytes(buffers: Iterable[Buffer], device: Home) -> int:
 
 
 def peak_bytes(spec: ModelSpec, plan: Plan, workload: Workload) -> dict[Home, int]:
-    """Peak of each device over prefill, the switch and decode.
-
-    At the switch what only prefill needs is freed first; weights and KV that stay are counted once; a KV layer that
-    moves is on both devices for that moment, one layer at a time.
-    """
+    """Peak of each device over prefill, the switch and decode."""
     prefill = phase_buffers(spec, plan.prefill, "prefill", workload)
     decode = phase_buffers(spec, plan.decode, "decode", workload)
     devices: tuple[Home, Home] = ("gpu", "cpu")
-    return {d: max(device_bytes(prefill, d), device_bytes(decode, d)) for d in devices}
+    phases = {d: max(device_bytes(prefill, d), device_bytes(decode, d)) for d in devices}
+    return {d: max(phases[d], _switch_bytes(prefill, decode, plan, d)) for d in devices}
+
+
+def _switch_bytes(prefill: Iterable[Buffer], decode: Iterable[Buffer], plan: Plan, device: Home) -> int:
+    """What a device holds at the switch when its last KV has come in: what stays, and KV that has not left yet.
+
+    Buffers that only prefill has go first, then KV moves off the GPU, then onto it, then the rest of decode's follow.
+    """
+    stays = set(prefill) & set(decode)
+    moves = kv_moves(plan)
+    arrivals = [b for b in decode if b.kind == "kv" and b not in stays and b.device == device]
+    if not arrivals:
+        return 0
+    leaves_later = {f"kv.{layer}" for layer, home, _ in moves if home == device == "cpu"}
+    waiting = [b for b in prefill if b.device == device and b.name in leaves_later]
+    # The GPU takes KV in while each layer's copy on the CPU is released in turn; the CPU takes it in first
+    return device_bytes([*stays, *arrivals, *waiting], device)
 
 
 def kv_moves(plan: Plan) -> list[tuple[int, Home, Home]]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from flexinfer.engine import Engine
 from flexinfer.engine.devices import DeviceConfig
@@ -47,6 +48,15 @@ CONFIGS = {
 }
 
 
+class ContiguousByClone(TorchFunctionMode):
+    """Tensor.contiguous from Python sets the device first, which a CPU build cannot; a clone does the same copy."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.contiguous and not args[0].is_contiguous():
+            return args[0].clone(memory_format=torch.contiguous_format)
+        return func(*args, **(kwargs or {}))
+
+
 class FakeCuda(DeviceAdapter):
     """Fake memory; copies that check instead of copying; events that remember where they were recorded."""
 
@@ -73,6 +83,7 @@ class FakeCuda(DeviceAdapter):
 
     def enter(self, engine: EngineName) -> None:
         torch.set_grad_enabled(False)
+        ContiguousByClone().__enter__()  # for the thread's life
         self.engine_of_thread[threading.get_ident()] = engine
 
     def wait_events(self, engine: EngineName, events: Sequence[Any]) -> None:

@@ -17,7 +17,7 @@ from flexinfer.engine import Engine
 from flexinfer.engine.devices import DeviceConfig
 from flexinfer.estimator import HardwareProfile
 from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, LayerPlacement, PhasePlan, Plan
-# PLANNER
+from flexinfer.planner import PlanRequest, search
 from flexinfer.spec import load_spec
 from flexinfer.spec.model_spec import ModelSpec
 from flexinfer.spec.workload import Workload
