@@ -73,13 +73,13 @@ class PassCosts:
 
     def device(self, home: Home) -> DeviceCosts:
         if home not in self._devices:
-            raise ValueError(f"profile {self.profile.name} has no GPU, and the plan uses one")
+            raise ValueError(f"profile {self.profile.name} has no GPU, and the plan computes on one")
         return self._devices[home]
 
     @property
     def link(self) -> LinkCosts:
         if self._link is None:
-            raise ValueError(f"profile {self.profile.name} has no link, and the plan uses one")
+            raise ValueError(f"profile {self.profile.name} has no GPU, and the plan sends things to one")
         return self._link
 
     def _rows(self, phase: Phase, held: int) -> Rows:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 STEPPED = 4
-"""Layers of a run that are stepped: two to settle, and two for the period (two slots make it at most two layers)."""
+"""First layers of a run that are stepped: two to settle, and two for the period, which two slots make two layers."""
+TAIL = 2
+"""Last layers of a run that are stepped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class LayerTimes:
     def h2d_s(self) -> float:
         loads = self.load_attention_s + self.load_mlp_s + self.load_kv_s
         return loads + self.context_s + self.enter_up_s + self.between_up_s
+
+    @property
+    def keeps_to_itself(self) -> bool:
+        """Nothing crosses the link."""
+        return not (self.h2d_s or self.d2h_s or self.streams_kv or self.delegated)
 
     @property
     def d2h_s(self) -> float:
@@ -155,14 +162,22 @@ def step_layer(clock: Clock, layer: LayerTimes, weights: Slots, kv: Slots) -> No
 
 
 def run_layers(clock: Clock, count: int, layer: LayerTimes, weights: Slots, kv: Slots) -> None:
-    """`count` equal layers in a row."""
+    """`count` equal layers in a row.
+
+    The last two are stepped again: it is in them that the loads of what comes after the run are issued.
+    """
+    if layer.keeps_to_itself:
+        clock.work(count * (layer.attention_s + layer.mlp_s))
+        return
     marks = [clock.now]
+    skipped = max(0, count - STEPPED - TAIL)
     for _ in range(min(count, STEPPED)):
         step_layer(clock, layer, weights, kv)
         marks.append(clock.now)
-    rest = count - STEPPED
-    if rest > 0:
-        seconds = rest * (marks[-1] - marks[-3]) / 2
+    if skipped:
+        seconds = skipped * (marks[-1] - marks[-3]) / 2
         clock.shift(seconds)
-        weights.skip(rest * (bool(layer.load_attention_s) + bool(layer.load_mlp_s)), seconds)
-        kv.skip(rest * layer.streams_kv, seconds)
+        weights.skip(skipped * (bool(layer.load_attention_s) + bool(layer.load_mlp_s)), seconds)
+        kv.skip(skipped * layer.streams_kv, seconds)
+    for _ in range(count - skipped - STEPPED):
+        step_layer(clock, layer, weights, kv)
