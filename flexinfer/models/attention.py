@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
+from flexinfer.models.layout import contiguous
 from flexinfer.models.norm import norm
 from flexinfer.models.opset import OpSet
 from flexinfer.models.rope import RopeRows, rotate
@@ -31,12 +32,12 @@ def qkv(
     x_BSD = norm(weights, hidden_BSD, spec, ops) if spec.norm_first else hidden_BSD
     q_BNSH = _heads(_project(weights, "q", x_BSD, ops), spec.head_dim)
     k_BKSH = _heads(_project(weights, "k", x_BSD, ops), spec.head_dim)
-    v_BKSH = _heads(_project(weights, "v", x_BSD, ops), spec.head_dim).contiguous()
+    v_BKSH = contiguous(_heads(_project(weights, "v", x_BSD, ops), spec.head_dim))
     if spec.qk_norm:
         q_BNSH = ops.rms_norm(q_BNSH, weights["q_norm.weight"], spec.norm_eps)
         k_BKSH = ops.rms_norm(k_BKSH, weights["k_norm.weight"], spec.norm_eps)
     if rope is None:
-        return q_BNSH.contiguous(), k_BKSH.contiguous(), v_BKSH
+        return contiguous(q_BNSH), contiguous(k_BKSH), v_BKSH
     return rotate(q_BNSH, rope), rotate(k_BKSH, rope), v_BKSH
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from flexinfer import kernels
 from flexinfer.spec.model_spec import Activation
 
 
@@ -147,9 +148,4 @@ class CpuOps(TorchOps):
         scale: float,
     ) -> torch.Tensor:
         """Goes by lengths and window; a mask is not looked at. Rows beyond a sequence's length may hold anything."""
-        from flexinfer import kernels  # here, so that the models themselves do not wait for the native library
-
-        out_BNH: torch.Tensor = kernels.decode_attention(
-            q_BNH, k_BKTH, v_BKTH, lengths_B, scale, window=window, threads=self.threads
-        )
-        return out_BNH
+        return kernels.decode_attention(q_BNH, k_BKTH, v_BKTH, lengths_B, scale, window=window, threads=self.threads)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from flexinfer.models.layout import contiguous
 from flexinfer.spec.model_spec import ModelSpec, RopeSpec
 
 
@@ -42,7 +43,7 @@ def rope_rows(spec: ModelSpec, positions_BS: torch.Tensor, lengths_B: torch.Tens
 def rotate(x_BNSH: torch.Tensor, rows: RopeRows) -> torch.Tensor:
     """x with each (i, i + H/2) pair turned by its angle: contiguous, in x's dtype, computed in float32."""
     cos_B1SH, sin_B1SH = rows.cos_BSH.unsqueeze(1), rows.sin_BSH.unsqueeze(1)
-    x_BNSH = x_BNSH.contiguous()
+    x_BNSH = contiguous(x_BNSH)
     first, second = x_BNSH.chunk(2, dim=-1)
     turned_BNSH = torch.cat((second.neg(), first), dim=-1)
     return (x_BNSH * cos_B1SH).addcmul_(turned_BNSH, sin_B1SH).to(x_BNSH.dtype)

@@ -125,6 +125,8 @@ def read_floats(path: Path, tensor: GgufTensor) -> tuple[float, ...]:
 
 def _mapped(path: Path, use: Callable[[mmap.mmap], Result]) -> Result:
     try:
+        if path.stat().st_size == 0:
+            raise ModelError(f"{path} is empty, not a GGUF file")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return use(data)
     except (_Damaged, UnicodeDecodeError) as error:
@@ -132,8 +134,6 @@ def _mapped(path: Path, use: Callable[[mmap.mmap], Result]) -> Result:
         raise ModelError(f"{path} is a damaged GGUF file: {reason}; fetch it again") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:  # what mmap raises for an empty file
-        raise ModelError(f"{path} is empty, not a GGUF file") from None
 
 
 def _parse(path: Path, cursor: _Cursor) -> GgufHeader:

@@ -1,7 +1,8 @@
 """Keys of a config.json that change the mathematics in ways that are not implemented: refused by name. No torch.
 
-A key counts only where its value would change something: null, false and its neutral values pass. Model families
-bring new keys all the time, so besides exact names there are fragments that give the usual suspects away.
+A key counts only where its value would change something: null passes, and so do its neutral values, and false where
+true is not among them. Model families bring new keys all the time, so besides exact names there are fragments that
+give the usual suspects away.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def refuse_unsupported(config: Config, family: str) -> None:
 
 
 def _refuse(config: Config, key: str, value: Any, what: str, neutral: tuple[Any, ...]) -> None:
-    if value is None or value is False or value in neutral:
+    off = value is False and not any(each is True for each in neutral)
+    if value is None or off or value in neutral:
         return
     raise config.error(f"{key} = {value!r} ({what}) is not supported")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from flexinfer.models import family_of
@@ -23,11 +22,16 @@ def tokens(batch: int, length: int, vocab: int, seed: int = 3) -> torch.Tensor:
     return torch.randint(3, vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+def forget_long_inputs(model: Any) -> None:
+    """transformers' dynamic frequencies stay those of the longest input so far, until a short one comes."""
+    model(torch.tensor([[1, 2, 3]]))
+
+
 @torch.inference_mode()
 def test_logits_match_transformers(tiny: Any) -> None:
     """40 tokens: past every window (7, 9) and past the original positions (16) of the scaled rope types."""
     ids_BS = tokens(2, 40, tiny.spec.vocab_size)
-    tiny.model(ids_BS[:, :4])
+    forget_long_inputs(tiny.model)
     want_BSV = tiny.model(ids_BS).logits
     got_BSV = full_forward(tiny.spec, tiny.store, ids_BS, TorchOps())
     assert want_BSV.std() > 0.5, "logits too flat to tell anything"
@@ -95,13 +99,12 @@ def greedy(tiny: Any, prompts: list[torch.Tensor], ops: OpSet) -> tuple[torch.Te
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("ops", [TorchOps(), CpuOps()], ids=["torch", "cpu"])
-def test_cached_greedy_tokens_match_transformers(tiny: Any, ops: OpSet) -> None:
+def test_cached_greedy_tokens_match_transformers(tiny: Any) -> None:
     """An uneven batch of two, with 32 steps over the cache, gives each the tokens transformers gives it alone."""
     prompts = [tokens(1, PROMPT_LEN, tiny.spec.vocab_size)[0], tokens(1, 11, tiny.spec.vocab_size, seed=4)[0]]
-    got_BS, got_BSV = greedy(tiny, prompts, ops)
-    for prompt, ids, logits in zip(prompts, got_BS, got_BSV, strict=True):
-        tiny.model(prompt[:4].unsqueeze(0))  # transformers' dynamic frequencies stay at the longest input until a short one
+    by_mask, by_length = greedy(tiny, prompts, TorchOps()), greedy(tiny, prompts, CpuOps())
+    for b, prompt in enumerate(prompts):
+        forget_long_inputs(tiny.model)
         want = tiny.model.generate(
             prompt.unsqueeze(0),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -110,5 +113,10 @@ def test_cached_greedy_tokens_match_transformers(tiny: Any, ops: OpSet) -> None:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        assert ids.tolist() == want.sequences[0, len(prompt) :].tolist()
-        torch.testing.assert_close(logits, torch.cat(want.logits), atol=1e-4, rtol=0)
+        for ids_BS, logits_BSV in (by_mask, by_length):
+            assert ids_BS[b].tolist() == want.sequences[0, len(prompt) :].tolist()
+            torch.testing.assert_close(logits_BSV[b], torch.cat(want.logits), atol=1e-4, rtol=0)
+
+
+def test_parameters_are_counted_as_transformers_counts_them(tiny: Any) -> None:
+    assert tiny.spec.total_params == tiny.model.num_parameters()
