@@ -1,0 +1,3 @@
+#define FX_WIDTH 4
+#define FX_VARIANT kGenericVariant
+#include "variant_body.h"
