@@ -22,6 +22,7 @@ from flexinfer.engine.devices import DeviceConfig
 from flexinfer.errors import EngineError
 from flexinfer.machine.adapter import DeviceAdapter
 from flexinfer.machine.arena import Arena
+from flexinfer.machine.base import BoundOp, Handle
 from flexinfer.machine.torch_machine import TorchMachine
 from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, BlockPlacement, LayerPlacement, PhasePlan, Plan
 from flexinfer.schedule.ops import Engine as EngineName
@@ -83,7 +84,10 @@ class FakeCuda(DeviceAdapter):
 
     def enter(self, engine: EngineName) -> None:
         torch.set_grad_enabled(False)
-        ContiguousByClone().__enter__()  # for the thread's life
+        if engine == "compute":
+            # For the thread's life: the compute engine meets no CPU tensor, the link's engines do
+            self.mode.__enter__()
+            ContiguousByClone().__enter__()
         self.engine_of_thread[threading.get_ident()] = engine
 
     def wait_events(self, engine: EngineName, events: Sequence[Any]) -> None:
@@ -111,6 +115,19 @@ class FakeCuda(DeviceAdapter):
             raise TypeError(f"copy of {source.dtype} {source.shape} into {target.dtype} {target.shape}")
         if not isinstance(target, FakeTensor):
             target.zero_()
+
+
+class OneAtATime(TorchMachine):
+    """The fake mode is not made for threads: ops take turns."""
+
+    turn = threading.Lock()
+
+    def submit(self, bound: BoundOp, params: Any, after: Sequence[Handle]) -> Handle:
+        def run(inner: Any) -> int:
+            with self.turn:
+                return bound.run(inner)
+
+        return super().submit(BoundOp(bound.op, run), params, after)
 
 
 def phase(layers: Sequence[LayerPlacement], head: BlockPlacement, slices: int = 1, embed: str = "cpu") -> PhasePlan:
@@ -143,7 +160,7 @@ def test_gpu_ops_meet_the_right_devices_shapes_and_dtypes(
     transformers.AutoModelForCausalLM.from_config(CONFIGS[family], dtype=torch.float32).save_pretrained(path)
     spec = load_spec(path, dtype=dtype)
     adapter = FakeCuda()
-    machine = TorchMachine(adapter, 1 << 30, Arena("CPU", None))
+    machine = OneAtATime(adapter, 1 << 30, Arena("CPU", None))
     workload = Workload(len(prompts), 6, 3)
     with Engine(spec, load_weights(path, spec), DeviceConfig("cuda"), 1, machine) as engine:
         engine.prepare(PLANS[plan], workload)
@@ -167,7 +184,7 @@ def test_a_cpu_tensor_among_gpu_tensors_raises(tmp_path: Any) -> None:
             fake = super().empty(nbytes)
             return fake if nbytes > 4096 else torch.empty(nbytes, dtype=torch.uint8)
 
-    machine = TorchMachine(Careless(), 1 << 30, Arena("CPU", None))
+    machine = OneAtATime(Careless(), 1 << 30, Arena("CPU", None))
     with Engine(spec, load_weights(tmp_path, spec), DeviceConfig("cuda"), 1, machine) as engine:
         engine.prepare(PLANS["gpu"], Workload(1, 6, 3))
         with pytest.raises(EngineError, match="failed"):
