@@ -43,7 +43,7 @@ def first_fit(
     for pair in request.pairs(profile):
         counts = space.resident_counts(pair, request.gpu_layers)
         for resident in reversed(counts):
-            if any(space.fits(variant, resident) for variant in space.variants(pair)):
+            if any(space.fits(variant, resident) for variant in space.all_variants(pair)):
                 return pair, resident
     return None
 
@@ -88,7 +88,7 @@ def _more_memory(spec: ModelSpec, workload: Workload, profile: HardwareProfile, 
             (space.excess_bytes(variant, resident), space.needs(variant, resident))
             for pair in request.pairs(profile)
             for resident in space.resident_counts(pair, request.gpu_layers)[:1]
-            for variant in space.variants(pair)
+            for variant in space.all_variants(pair)
         ),
         key=lambda found: found[0],
     )[1]

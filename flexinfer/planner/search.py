@@ -60,12 +60,13 @@ def pair_candidate(space: Space, pair: Pair, asked: int | None) -> Candidate | N
     counts = space.resident_counts(pair, asked)
     if not counts:
         return None
-    options = [o for v in space.variants(pair) if (o := space.best(v, counts)) is not None]
-    for option in sorted(options, key=lambda o: o.e2e_s):
-        candidate = _candidate(space, option)
-        if candidate.fits:
-            return candidate
-    variant = min(space.variants(pair), key=lambda v: space.excess_bytes(v, counts[0]))
+    for variants in (space.variants(pair), space.fallbacks(pair)):
+        options = [o for v in variants if (o := space.best(v, counts)) is not None]
+        for option in sorted(options, key=lambda o: o.e2e_s):
+            candidate = _candidate(space, option)
+            if candidate.fits:
+                return candidate
+    variant = min(space.all_variants(pair), key=lambda v: space.excess_bytes(v, counts[0]))
     return _candidate(space, space.option(variant, counts[0]))
 
 

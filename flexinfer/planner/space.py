@@ -5,9 +5,10 @@ Prices of phases are kept: pairs share most of them, and a search asks for each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 from flexinfer.estimator import HardwareProfile
 from flexinfer.estimator.closed_form import phase_estimate, switch_seconds
@@ -150,18 +151,27 @@ class Space:
             return [0]
         return range(1 if "split" in pair else 0, count + 1)
 
-    def variants(self, pair: Pair) -> Iterator[Variant]:
+    def variants(self, pair: Pair) -> list[Variant]:
         """Every choice beside M that makes a difference for the pair, the plainest first."""
         first, second = pair
         heads: tuple[HeadChoice, ...] = ("cpu",)
         if pair != ("cpu", "cpu"):
             heads = ("resident", "streamed", "cpu") if "offload" in pair else ("resident", "cpu")
         homes: tuple[Home, ...] = ("gpu", "cpu")
-        for head in heads:
-            for prefill_attend in homes if first == "offload" else homes[:1]:
-                for decode_attend in homes if second == "offload" else homes[:1]:
-                    for keep_kv in (True, False) if second == "offload" else (True,):
-                        yield Variant(pair, head, prefill_attend, decode_attend, keep_kv)
+        # without cached tokens, KV that streams in prefill sends its new rows home and nothing else: never slower
+        prefill_homes = homes if first == "offload" and self.workload.cached_tokens else homes[:1]
+        decode_homes = homes if second == "offload" else homes[:1]
+        keep = (True, False) if second == "offload" else (True,)
+        return [Variant(pair, *choice) for choice in product(heads, prefill_homes, decode_homes, keep)]
+
+    def fallbacks(self, pair: Pair) -> list[Variant]:
+        """Variants for when none of those fits: without the KV staging buffers of prefill."""
+        if pair[0] != "offload" or self.workload.cached_tokens:
+            return []
+        return [replace(variant, prefill_attend="cpu") for variant in self.variants(pair)]
+
+    def all_variants(self, pair: Pair) -> list[Variant]:
+        return [*self.variants(pair), *self.fallbacks(pair)]
 
     # -- the best of a variant ---------------------------------------------------------------------------------------
 
