@@ -6,7 +6,7 @@ import click
 
 from flexinfer import settings
 from flexinfer.cli.options import COUNT, DEVICE, verbosity
-from flexinfer.cli.output import measure_progress, print_json, say
+from flexinfer.cli.output import WholeFile, measure_progress, print_json, say, show
 from flexinfer.errors import ProfileError, UserError
 from flexinfer.estimator import HardwareProfile
 from flexinfer.units import format_rate
@@ -29,6 +29,8 @@ def calibrate(quick: bool, output: str | None, device: str | None, threads: int 
     if device == "emulated":
         raise UserError("the emulated device has this machine's CPU figures: calibrate with --device cpu")
     threads = settings.resolve("THREADS", threads) or available_threads()
+    if output is not None:
+        WholeFile(output).close()  # an unwritable place shows now, not after the measurements
     with measure_progress() as on_measure:
         if output is None:
             profile = cached_profile(threads, refresh=True, on_progress=on_measure)
@@ -39,7 +41,7 @@ def calibrate(quick: bool, output: str | None, device: str | None, threads: int 
     if as_json:
         print_json(profile.to_json())
     else:
-        click.echo(_summary(profile))
+        show(_summary(profile))
         if output is not None:
             say(f"written to {output}")
 

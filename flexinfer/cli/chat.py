@@ -10,7 +10,7 @@ import click
 
 from flexinfer.api import FlexInfer
 from flexinfer.cli.options import SAMPLING_NAMES, load_options, sampling_options, take_load_options
-from flexinfer.cli.output import load_progress, measure_progress, say, say_if
+from flexinfer.cli.output import load_progress, measure_progress, say, say_if, show
 from flexinfer.errors import DoesNotFitError, UserError
 from flexinfer.report import eta_warning
 from flexinfer.units import format_time
@@ -85,7 +85,7 @@ class Conversation:
         try:
             times = self._model.run(request, printer, plan).metrics
         finally:
-            click.echo()
+            show()
             if printer.pieces:
                 self._messages = [*messages, {"role": "assistant", "content": "".join(printer.pieces)}]
         rate = "" if times.tpot_s is None else f", then {format_time(times.tpot_s)} a token"
@@ -101,7 +101,7 @@ class AnswerPrinter:
     def on_step(self, step: int, tokens: Sequence[int], pieces: Sequence[str]) -> None:
         if pieces[0]:
             self.pieces.append(pieces[0])
-            click.echo(pieces[0], nl=False)
+            show(pieces[0], end="")
 
 
 def _read_line(terminal: bool) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from flexinfer.cli.options import verbosity
-from flexinfer.cli.output import print_json
+from flexinfer.cli.output import print_json, show
 
 
 @click.command()
@@ -19,4 +19,4 @@ def doctor(as_json: bool) -> None:
     if as_json:
         print_json({"schema": "flexinfer.doctor/1", **report})
     else:
-        click.echo(doctor_text(report))
+        show(doctor_text(report))

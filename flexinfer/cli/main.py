@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import logging
 import os
@@ -23,7 +22,6 @@ from flexinfer.cli.run import run
 from flexinfer.errors import FlexInferError
 
 INTERNAL, BAD_INPUT, INTERRUPTED = 1, 2, 130
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EPIPE)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -55,10 +53,6 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(_usage(error), BAD_INPUT)
     except FlexInferError as error:
         return _fail(str(error), error.exit_code)
-    except OSError as error:
-        if error.errno in _UNWRITABLE:
-            return _fail(f"the output cannot be written: {error.strerror}", BAD_INPUT)
-        return _internal(error)
     except Exception as error:  # the last resort: one line instead of a traceback
         return _internal(error)
 

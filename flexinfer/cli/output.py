@@ -29,9 +29,17 @@ def say_if(text: str | None) -> None:
         say(text)
 
 
+def show(text: str = "", end: str = "\n") -> None:
+    """A result, on stdout, at once. Raises UserError when nobody takes it: a full disk, a reader that left."""
+    try:
+        click.echo(text + end, nl=False)
+    except OSError as error:
+        raise UserError(f"the output cannot be written: {error.strerror}") from None
+
+
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object, the last line of stdout."""
-    click.echo(json.dumps(value, allow_nan=False))
+    show(json.dumps(value, allow_nan=False))
 
 
 class ProgressLine:
@@ -47,7 +55,7 @@ class ProgressLine:
         self._width = 0
         self._tty = sys.stderr.isatty()
 
-    def show(self, text: str) -> None:
+    def update(self, text: str) -> None:
         now = time.monotonic()
         if now - self._start < self._quiet_s or now - self._last < 0.1 or (self._last and not self._tty):
             return
@@ -70,7 +78,7 @@ def load_progress() -> Iterator[Any]:
     line = ProgressLine()
 
     def on_load(done: int, total: int, file: str) -> None:
-        line.show(f"loading {file}: {format_size(done)} of {format_size(total)}")
+        line.update(f"loading {file}: {format_size(done)} of {format_size(total)}")
 
     try:
         yield on_load
@@ -90,7 +98,7 @@ def measure_progress() -> Iterator[Any]:
             say("measuring this machine, for about 10 seconds; the result is kept for later runs")
             started = True
         if sys.stderr.isatty():
-            line.show(f"measuring: {share:4.0%} {what}")
+            line.update(f"measuring: {share:4.0%} {what}")
 
     try:
         yield on_measure

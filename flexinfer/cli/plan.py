@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from flexinfer.cli.options import COUNT, load_options, take_load_options
-from flexinfer.cli.output import measure_progress, print_json
+from flexinfer.cli.output import measure_progress, print_json, show
 from flexinfer.errors import UserError
 from flexinfer.estimator import HardwareProfile
 from flexinfer.options import LoadOptions
@@ -41,7 +41,7 @@ def plan(
     if as_json:
         print_json(chosen.to_json())
     else:
-        click.echo(chosen.explain())
+        show(chosen.explain())
 
 
 def model_spec(model: str, options: LoadOptions) -> ModelSpec:

@@ -12,7 +12,7 @@ import click
 
 from flexinfer.api import FlexInfer
 from flexinfer.cli.options import SAMPLING_NAMES, load_options, sampling_options, take_load_options
-from flexinfer.cli.output import ProgressLine, WholeFile, load_progress, measure_progress, print_json, say, say_if
+from flexinfer.cli.output import ProgressLine, WholeFile, load_progress, measure_progress, print_json, say, say_if, show
 from flexinfer.errors import UserError
 from flexinfer.report import eta_warning, times_table
 from flexinfer.result import GenerateResult
@@ -108,10 +108,10 @@ class TextPrinter:
 
     def on_step(self, step: int, tokens: Sequence[int], pieces: Sequence[str]) -> None:
         if pieces[0]:
-            click.echo(pieces[0], nl=False)
+            show(pieces[0], end="")
 
     def end(self) -> None:
-        click.echo()
+        show()
 
 
 class StepCounter:
@@ -123,7 +123,7 @@ class StepCounter:
 
     def on_step(self, step: int, tokens: Sequence[int], pieces: Sequence[str]) -> None:
         if sys.stderr.isatty():
-            self._line.show(f"token {step + 1} of {self._steps}")
+            self._line.update(f"token {step + 1} of {self._steps}")
 
     def end(self) -> None:
         self._line.clear()
@@ -136,11 +136,11 @@ def _show(result: GenerateResult, request: Request, as_json: bool) -> None:
     alone = len(result.outputs) == 1
     for index, output in enumerate(result.outputs):
         if not alone:
-            click.echo(f"--- {index + 1} of {len(result.outputs)}")
+            show(f"--- {index + 1} of {len(result.outputs)}")
         if not output.text and output.token_ids:
-            click.echo(",".join(map(str, output.token_ids)))
+            show(",".join(map(str, output.token_ids)))
         elif not alone:
-            click.echo(output.text)
+            show(output.text)
     say()
     say(times_table(result.plan.predicted, result.metrics))
     if request.sampling.temperature > 0:

@@ -106,12 +106,20 @@ def build_request(
     else:
         if attention_mask is not None:
             raise UserError("attention_mask goes with input_ids, not with texts")
-        ids = encode_prompts(tokenizer, [prompts] if isinstance(prompts, str) else list(prompts), chat)
+        ids = encode_prompts(tokenizer, _texts(prompts), chat)
     check_prompts(ids, spec)
     rules = options.rules(max(map(len, ids)), spec, stop_ids)
     if rules.strings and tokenizer is None:
         raise UserError("stop strings need a tokenizer, and this model has none; use eos_token_id")
     return Request(ids, rules, options.sampling())
+
+
+def _texts(prompts: Any) -> list[str]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise UserError(f"prompts must be text or a list of texts, not {type(prompts).__name__}")
+    return list(prompts)
 
 
 def is_ids(prompts: Any) -> bool:
