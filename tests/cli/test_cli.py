@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,7 @@ def test_several_prompts_are_printed_in_order(flexinfer, tiny_model):
 
 
 def test_prompts_from_files_ids_and_stdin_are_the_same_prompt(flexinfer, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
     (tmp_path / "prompt.txt").write_text("hello\n")
     common = ("--max-new-tokens", "4", "--ignore-eos", "--json", *ON_CPU)
     ids = ",".join(str(i) for i in prompt_ids(tiny_model, "hello"))
@@ -77,10 +80,11 @@ def test_prompts_from_files_ids_and_stdin_are_the_same_prompt(flexinfer, tiny_mo
         for given in (
             ("--prompt", "hello"),
             ("--prompt-file", tmp_path / "prompt.txt"),
+            ("--prompt-file", "-"),
             ("--prompt-ids", ids),
         )
     ]
-    assert got[0] == got[1] == got[2]
+    assert got[0] == got[1] == got[2] == got[3]
 
 
 def prompt_ids(model: Path, text: str) -> list[int]:
@@ -119,6 +123,31 @@ def test_trace_is_written_whole(flexinfer, tiny_model, tmp_path):
     events = json.loads(path.read_text())["traceEvents"]
     assert code == 0 and any(event["ph"] == "X" and event["cat"] == "cpu" for event in events)
     assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_full_disk_under_stdout_exits_2(flexinfer, tiny_model, monkeypatch, as_json):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        code, _, err = flexinfer("run", tiny_model, "--prompt", "x", "--max-new-tokens", "9", *ON_CPU, *as_json)
+    assert code == 2
+    assert err.strip().splitlines()[-1] == "flexinfer: the output cannot be written: No space left on device"
+
+
+def test_a_reader_that_leaves_ends_the_run(flexinfer, tiny_model, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = ("--prompt", "x", "--max-new-tokens", "4k", "--ignore-eos", *ON_CPU)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        code, _, err = flexinfer("run", tiny_model, *arguments)
+    assert code == 2 and "Broken pipe" in err.strip().splitlines()[-1] and "Traceback" not in err
+
+
+def test_a_prompt_that_is_not_text_is_refused(flexinfer, tiny_model, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xff")))
+    code, _, err = flexinfer("run", tiny_model, "--prompt-file", "-", *ON_CPU)
+    assert code == 2 and "prompt file - is not UTF-8" in one_line(err)
 
 
 @pytest.mark.parametrize("target", ["/dev/full", "/no/such/folder/t.json", "{folder}", "/proc/t.json"])
