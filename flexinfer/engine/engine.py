@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from flexinfer.engine.memory import Memory
 from flexinfer.engine.residents import kv_move, resident_loads, run_all
 from flexinfer.engine.step import StepParams, TokenFeed, prefill_params
 from flexinfer.errors import UserError
-from flexinfer.estimator import HardwareProfile, emulated_profile
 from flexinfer.host import available_threads, rss_peak_bytes
 from flexinfer.machine.base import BoundOp, Machine, Player
 from flexinfer.models.opset import CpuOps, OpSet, TorchOps
@@ -66,18 +65,6 @@ class Engine:
         self.held: HeldKv | None = None
         self._cached_ids: list[list[int]] = []
         self._ops: Mapping[Home, OpSet] = {"cpu": CpuOps(threads=self.threads.cpu), "gpu": TorchOps()}
-
-    def profile_for(self, profile: HardwareProfile) -> HardwareProfile:
-        """What the planner should plan with on this engine's device, given this machine's measured profile."""
-        config = self.config
-        if config.device == "cpu":
-            return replace(profile, gpu=None, link=None)
-        if config.device != "emulated":
-            return profile
-        if config.link_bytes_per_s is None or config.gpu_memory_bytes is None:
-            raise UserError("the emulated device needs a GPU memory size and a link bandwidth")
-        threads = self.threads
-        return emulated_profile(profile, config.link_bytes_per_s, config.gpu_memory_bytes, threads.compute, threads.cpu)
 
     # -- memory ---------------------------------------------------------------------------------------------------
 

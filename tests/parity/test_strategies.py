@@ -15,7 +15,7 @@ import transformers
 
 from flexinfer.engine import Engine
 from flexinfer.engine.devices import DeviceConfig
-from flexinfer.estimator import HardwareProfile
+from flexinfer.estimator import HardwareProfile, emulated_profile
 from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, LayerPlacement, PhasePlan, Plan
 from flexinfer.planner import PlanRequest, search
 from flexinfer.spec import load_spec
@@ -110,8 +110,7 @@ def test_every_pair_gives_transformers_tokens(case: Case, prefill: str, decode: 
     whole = "gpu" in (prefill, decode)
     budget = case.spec.total_bytes * (8 if whole else 0.8) + (0 if whole else 200_000)
     config = emulated(case, budget, jitter_s)
-    with Engine(case.spec, case.store, config, threads=2) as engine:
-        profile = engine.profile_for(HardwareProfile.load("h100-spr"))
+    profile = emulated_profile(HardwareProfile.load("h100-spr"), 2e9, int(budget), 1, 1)
     request = PlanRequest(prefill=prefill, decode=decode, gpu_memory_bytes=int(budget))
     plan = search(case.spec, workload(), profile, request).chosen
     tokens, times = run(case, plan.plan, workload(), config)
