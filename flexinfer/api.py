@@ -85,6 +85,7 @@ class FlexInfer:
             threads=threads,
         )
         model = cls.open(str(path), options)
+        model.check_fits()
         model.load()
         return model
 
@@ -93,7 +94,6 @@ class FlexInfer:
         cls, model: str, options: LoadOptions, trace: bool = False, on_measure: OnMeasure | None = None
     ) -> FlexInfer:
         """As from_pretrained, but the weights are left for `load` or the first generation: it can plan already."""
-        from flexinfer.calibrate import cached_profile, named_profile
         from flexinfer.engine.tokenizer import load_tokenizer
         from flexinfer.weights import resolve_model
 
@@ -105,13 +105,8 @@ class FlexInfer:
         options = _on_device(options)
         spec = load_spec(path, options.dtype)
         # Before the weights are loaded: what they will take is then still counted as free, as the plan counts them
-        limit = memory_limit_bytes()
-        if options.profile is None:
-            profile = cached_profile(options.threads, on_progress=on_measure)
-        else:
-            profile = named_profile(options.profile, options.threads)
-        options = _within(options, limit)
-        return cls(path, spec, load_tokenizer(path), options, profile_on_device(profile, options), trace)
+        options = _within(options, memory_limit_bytes())
+        return cls(path, spec, load_tokenizer(path), options, trace=trace, on_measure=on_measure)
 
     def __init__(
         self,
@@ -119,22 +114,40 @@ class FlexInfer:
         spec: ModelSpec,
         tokenizer: Tokenizer | None,
         options: LoadOptions,
-        profile: HardwareProfile,
+        profile: HardwareProfile | None = None,
         trace: bool = False,
+        on_measure: OnMeasure | None = None,
     ) -> None:
-        self.path, self.spec, self.tokenizer, self.options, self.profile = path, spec, tokenizer, options, profile
+        self.path, self.spec, self.tokenizer, self.options = path, spec, tokenizer, options
+        self._profile = profile
         self._trace = trace
+        self._on_measure = on_measure
         self._store: WeightStore | None = None
         self._engine: Engine | None = None
         self._busy = threading.Lock()
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
+    @property
+    def profile(self) -> HardwareProfile:
+        """The device's part of the machine's profile. Where none is kept yet, first use measures it (10 seconds)."""
+        from flexinfer.calibrate import cached_profile, named_profile
+
+        if self._profile is None:
+            name, threads = self.options.profile, self.options.threads
+            machine = named_profile(name, threads) if name else cached_profile(threads, on_progress=self._on_measure)
+            self._profile = profile_on_device(machine, self.options)
+        return self._profile
+
     def plan(self, batch: int = 1, prompt_len: int = 512, new_tokens: int = 128, cached_tokens: int = 0) -> ChosenPlan:
         """The fastest plan that fits for so many sequences. Raises DoesNotFitError and UserError."""
         workload = Workload(batch, prompt_len, new_tokens, cached_tokens)
         check_window(self.spec, cached_tokens + prompt_len, new_tokens)
         return choose(self.spec, workload, self.profile, self.options)
+
+    def check_fits(self) -> None:
+        """Raises DoesNotFitError when not even one token fits, so that nothing is loaded in vain."""
+        choose(self.spec, Workload(1, 1, 1), self.profile, self.options)
 
     # -- generating -------------------------------------------------------------------------------------------------
 
@@ -247,27 +260,20 @@ class FlexInfer:
 
     # -- weights and engine -----------------------------------------------------------------------------------------
 
-    def load(self, on_load: OnLoad | None = None) -> None:
-        """Reads the weights, if that is not done yet. Raises DoesNotFitError before reading what memory cannot hold."""
+    def load(self, on_load: OnLoad | None = None) -> WeightStore:
+        """Reads the weights, if that is not done yet. Raises ModelError."""
         from flexinfer.weights import load_weights
 
-        if self._store is not None:
-            return
-        limit = self.options.cpu_memory_bytes
-        if limit is not None and self.spec.total_bytes > limit:
-            raise DoesNotFitError(
-                f"CPU memory: the weights of {self.spec.name} take {format_size(self.spec.total_bytes)} as "
-                f"{self.spec.weight_dtype}, and {format_size(limit)} can be used; take a smaller model or dtype"
-            )
-        self._store = load_weights(self.path, self.spec, on_load)
+        if self._store is None:
+            self._store = load_weights(self.path, self.spec, on_load)
+        return self._store
 
     def _ready_engine(self) -> Engine:
         from flexinfer.engine import Engine
         from flexinfer.engine.devices import DeviceConfig
 
         if self._engine is None:
-            self.load()
-            options = self.options
+            store, options = self.load(), self.options
             config = DeviceConfig(
                 device=options.device,
                 gpu_memory_bytes=options.gpu_memory_bytes,
@@ -275,7 +281,7 @@ class FlexInfer:
                 jitter_s=options.jitter_s,
                 tracing=self._trace,
             )
-            self._engine = Engine(self.spec, self._store, config, threads=options.threads)
+            self._engine = Engine(self.spec, store, config, threads=options.threads)
         return self._engine
 
     def trace_events(self) -> list[dict[str, Any]]:

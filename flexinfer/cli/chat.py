@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -26,11 +27,12 @@ HELP = "/clear forgets the conversation, /exit leaves; Ctrl-C stops an answer"
 def chat(model: str, system: str | None, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C stops an answer, and a second one leaves; so does the end of input."""
     loaded = take_load_options(options)
-    with measure_progress() as on_measure:
-        opened = FlexInfer.open(model, loaded, on_measure=on_measure)
-    with opened:
-        if opened.tokenizer is None or not opened.tokenizer.has_chat_template:
-            raise UserError(f"{opened.spec.name} has no chat template; use `flexinfer run` with plain prompts")
+    with ExitStack() as stack:
+        with measure_progress() as on_measure:
+            opened = stack.enter_context(FlexInfer.open(model, loaded, on_measure=on_measure))
+            if opened.tokenizer is None or not opened.tokenizer.has_chat_template:
+                raise UserError(f"{opened.spec.name} has no chat template; use `flexinfer run` with plain prompts")
+            opened.check_fits()
         with load_progress() as on_load:
             opened.load(on_load)
         Conversation(opened, system, {name: options[name] for name in SAMPLING_NAMES}).loop()

@@ -16,12 +16,16 @@ from flexinfer.units import parse_count, parse_rate, parse_size
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Parsed(click.ParamType):
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
     """A value read by one of our parsers; what it objects to is a usage error."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
         self._parse = parse
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As it is written, not in capitals. Versions of click before 8.2 pass no context."""
+        return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):

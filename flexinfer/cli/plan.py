@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,10 @@ def plan(
     spec = model_spec(model, loaded)
     workload = Workload(batch, prompt_len, new_tokens)
     check_window(spec, prompt_len, new_tokens)
-    chosen = choose(spec, workload, profile_on_device(machine(hardware, loaded), loaded), loaded)
+    profile = machine(hardware, loaded)
+    if hardware is not None and options["threads"] is None:
+        loaded = replace(loaded, threads=profile.cpu.threads)  # another machine has its own
+    chosen = choose(spec, workload, profile_on_device(profile, loaded), loaded)
     if as_json:
         print_json(chosen.to_json())
     else:

@@ -14,6 +14,7 @@ from flexinfer.api import FlexInfer
 from flexinfer.cli.options import SAMPLING_NAMES, load_options, sampling_options, take_load_options
 from flexinfer.cli.output import ProgressLine, WholeFile, load_progress, measure_progress, print_json, say, say_if, show
 from flexinfer.errors import UserError
+from flexinfer.planning import ChosenPlan
 from flexinfer.report import eta_warning, times_table
 from flexinfer.result import GenerateResult
 
@@ -51,8 +52,9 @@ def run(
         trace_file = stack.enter_context(WholeFile(trace)) if trace is not None else None
         with measure_progress() as on_measure:
             opened = stack.enter_context(FlexInfer.open(model, loaded, trace is not None, on_measure))
-        request = opened.request(**asked, chat=chat, **{name: options[name] for name in SAMPLING_NAMES})
-        result = _generate(opened, request, as_json)
+            request = opened.request(**asked, chat=chat, **{name: options[name] for name in SAMPLING_NAMES})
+            plan = opened.plan_for(request)
+        result = _generate(opened, request, plan, as_json)
         if trace_file is not None:
             trace_file.write_json({"traceEvents": opened.trace_events()})
     _show(result, request, as_json)
@@ -86,9 +88,8 @@ def _read(file: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _generate(model: FlexInfer, request: Request, as_json: bool) -> GenerateResult:
-    """Plan, load, run, with what people want to see on the way."""
-    plan = model.plan_for(request)
+def _generate(model: FlexInfer, request: Request, plan: ChosenPlan, as_json: bool) -> GenerateResult:
+    """Load and run, with what people want to see before and on the way."""
     if as_json:
         say_if(eta_warning(plan.predicted, request.rules.max_new_tokens))
     else:

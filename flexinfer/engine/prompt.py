@@ -98,7 +98,7 @@ def new_tokens_within(prompt_len: int, max_new_tokens: int | None, spec: ModelSp
 
 
 def sequences_tensor(
-    input_ids: Any, new_ids: Sequence[Sequence[int]], pad_token_id: int | None, eos_token_ids: frozenset[int]
+    input_ids: torch.Tensor, new_ids: Sequence[Sequence[int]], pad_token_id: int | None, eos_token_ids: frozenset[int]
 ) -> torch.Tensor:
     """[B, S + longest answer]: the tensor given, then the new ids, short rows padded as transformers does.
 
@@ -106,9 +106,8 @@ def sequences_tensor(
     """
     import torch
 
-    given = torch.as_tensor(input_ids).cpu()
-    given_BS = given if given.ndim == 2 else given[None]
+    given_BS = input_ids if input_ids.ndim == 2 else input_ids[None]
     pad = pad_token_id if pad_token_id is not None else min(eos_token_ids, default=0)
     longest = max(map(len, new_ids))
     rows = [[*ids, *[pad] * (longest - len(ids))] for ids in new_ids]
-    return torch.cat([given_BS, torch.tensor(rows, dtype=given_BS.dtype)], dim=1)
+    return torch.cat([given_BS, torch.tensor(rows, dtype=given_BS.dtype, device=given_BS.device)], dim=1)

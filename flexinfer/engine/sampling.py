@@ -118,14 +118,15 @@ def _penalized(logits_BV: torch.Tensor, history: Sequence[Sequence[int]], penalt
 
 def candidates(row_V: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids_C, probabilities_C) that temperature, top-k, top-p and min-p leave of one row; the sum may be under 1."""
-    # From the largest, in double: a tiny temperature then gives -inf for the rest, not inf for the best
-    scores_V = (row_V - row_V.max()).double() / params.temperature
+    # From the largest: a tiny temperature then gives -inf for the rest, not inf for the best
+    scores_V = (row_V - row_V.max()) / params.temperature
     if params.top_k is not None and params.top_k < len(scores_V):
         least = scores_V.topk(params.top_k).values[-1]
         ids_C = (scores_V >= least).nonzero().squeeze(1)
+        probs_C = torch.softmax(scores_V[ids_C], dim=0).double()
     else:
         ids_C = torch.arange(len(scores_V))
-    probs_C = torch.softmax(scores_V[ids_C], dim=0)
+        probs_C = torch.softmax(scores_V, dim=0).double()
     if params.top_p is not None and params.top_p < 1:
         keep_C = _nucleus(probs_C, params.top_p)
         ids_C, probs_C = ids_C[keep_C], probs_C[keep_C]

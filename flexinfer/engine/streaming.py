@@ -26,7 +26,7 @@ class PieceQueue:
             self.items.put(pieces[0])
 
 
-def stream_pieces(run: Callable[[], None], generation: Generation, pieces: PieceQueue) -> Iterator[str]:
+def stream_pieces(run: Callable[[], object], generation: Generation, pieces: PieceQueue) -> Iterator[str]:
     """Runs `run` on a thread of its own and yields what reaches `pieces`; what it raises is raised here.
 
     Closing the generator (or leaving the loop) cancels the generation and waits until the thread has ended, which

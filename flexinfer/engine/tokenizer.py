@@ -25,7 +25,8 @@ class Tokenizer:
 
     @property
     def pad_token_id(self) -> int | None:
-        return self.backend.pad_token_id
+        pad: int | None = self.backend.pad_token_id
+        return pad
 
     @property
     def has_chat_template(self) -> bool:

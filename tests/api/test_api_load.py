@@ -72,7 +72,7 @@ def test_a_built_in_name_has_no_weights():
 
 def test_weights_that_memory_cannot_hold_are_not_read(tiny_model, monkeypatch):
     monkeypatch.setattr("flexinfer.weights.load_weights", lambda *_: pytest.fail("read all the same"))
-    with pytest.raises(DoesNotFitError, match="CPU memory"):
+    with pytest.raises(DoesNotFitError, match="CPU needs"):
         FlexInfer.from_pretrained(tiny_model, device="cpu", cpu_memory=1000)
 
 

@@ -359,5 +359,7 @@ def test_version_and_no_command(flexinfer):
     from flexinfer import __version__
 
     assert flexinfer("--version") == (0, f"flexinfer, version {__version__}\n", "")
+    code, out, err = flexinfer()
+    assert code == 0 and "calibrate" in out and err == ""
     code, _, err = flexinfer("fly")
     assert code == 2 and "fly" in one_line(err)
