@@ -51,12 +51,12 @@ def library() -> ctypes.CDLL | None:
     path = library_path()
     try:
         if path is None:
-            raise OSError("it was not built: no C++ compiler was found when flexinfer was installed")
+            raise OSError("it was not built, for want of a C++ compiler that could")
         return _open(path)
     except OSError as error:
         log.warning(
             "running on torch's kernels, which are slower: the native library is not usable, %s. "
-            "Install a C++ compiler, then flexinfer again.",
+            "Install g++ or clang++, then flexinfer again.",
             error,
         )
         return None

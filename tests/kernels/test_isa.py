@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +81,10 @@ def test_names_and_probes_need_no_torch() -> None:
     assert done.stdout.split() in (["False", "True"], ["True", "False"])  # without the library torch is measured
 
 
+def test_where_there_is_a_compiler_there_is_a_library() -> None:
+    assert kernels.native() or not shutil.which(os.environ.get("CXX", "c++"))
+
+
 @pytest.fixture
 def fresh_library() -> Iterator[None]:
     library_module.library.cache_clear()
@@ -92,7 +98,7 @@ def test_a_missing_library_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplo
     with caplog.at_level(logging.WARNING):
         assert not kernels.native() and not kernels.native()
     assert len(caplog.records) == 1
-    assert "no C++ compiler was found" in caplog.text and "running on torch's kernels" in caplog.text
+    assert "for want of a C++ compiler" in caplog.text and "running on torch's kernels" in caplog.text
     assert kernels.isa() == "generic"
 
 
