@@ -5,6 +5,8 @@ Legend: B batch, S new tokens, T keys, N query heads, K kv heads, H head dim.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -43,29 +45,39 @@ def test_prefill_without_a_mask_is_causal(heads: int, kv_heads: int) -> None:
 def test_prefill_over_a_longer_cache_with_uneven_starts(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
     """Cached tokens and a window; with 24 cells a piece, queries go two at a time."""
     monkeypatch.setattr(attention, "MASKED_CELLS", cells)
+    ops = Recorded()
     q, k, v = draw(2, 6, 2, 5, 16)
     k, v = k.narrow(2, 0, 12), v.narrow(2, 0, 12)  # as a cache is handed out: less than its capacity
     for window in (None, 4):
         mask_BST = causal_mask(torch.tensor([7, 2]), 5, 12, window)
-        got = prefill_attention(q, k, v, mask_BST, SCALE, OPS)
+        got = prefill_attention(q, k, v, mask_BST, SCALE, ops)
         torch.testing.assert_close(got, plain(q, k, v, mask_BST), atol=1e-5, rtol=0)
+    assert 0 < max(mask.numel() for mask in ops.masks if mask is not None) <= cells
 
 
-def test_prefill_copies_neither_keys_nor_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    kept = TorchOps.scaled_dot_product_attention
+class Recorded(TorchOps):
+    """Keeps what attention was called with."""
 
-    def spy(self: TorchOps, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: object) -> torch.Tensor:
-        seen.append((k.untyped_storage().data_ptr(), v.untyped_storage().data_ptr()))
-        return kept(self, q, k, v, *rest)
+    def __init__(self) -> None:
+        self.storages: set[int] = set()
+        self.masks: list[torch.Tensor | None] = []
 
-    monkeypatch.setattr(TorchOps, "scaled_dot_product_attention", spy)
+    def scaled_dot_product_attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool, scale: float
+    ) -> torch.Tensor:
+        self.storages |= {k.untyped_storage().data_ptr(), v.untyped_storage().data_ptr()}
+        self.masks.append(mask)
+        return super().scaled_dot_product_attention(q, k, v, mask, causal, scale)
+
+
+def test_keys_and_values_are_not_copied() -> None:
+    ops = Recorded()
     q, k, v = draw(2, 6, 2, 5, 16)
     cut = [x.narrow(2, 0, 5) for x in (k, v)]
-    prefill_attention(q, *cut, None, SCALE, OPS)
-    prefill_attention(q, *cut, causal_mask(torch.zeros(2, dtype=torch.int64), 5, 5, 3), SCALE, OPS)
-    decode_attention(q[:, :, :1], *cut, torch.tensor([5, 5]), None, None, SCALE, OPS)
-    assert set(seen) == {(k.untyped_storage().data_ptr(), v.untyped_storage().data_ptr())}
+    prefill_attention(q, *cut, None, SCALE, ops)
+    prefill_attention(q, *cut, causal_mask(torch.zeros(2, dtype=torch.int64), 5, 5, 3), SCALE, ops)
+    decode_attention(q[:, :, :1], *cut, torch.tensor([5, 5]), None, None, SCALE, ops)
+    assert ops.storages == {k.untyped_storage().data_ptr(), v.untyped_storage().data_ptr()}
 
 
 @pytest.mark.parametrize("window", [None, 3])

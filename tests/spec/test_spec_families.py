@@ -132,6 +132,7 @@ SCALINGS: list[tuple[dict[str, Any] | None, RopeSpec, int]] = [
         64,
     ),
     ({"type": "yarn", **YARN}, RopeSpec("yarn", 5e5, 4.0, 32), 128),
+    ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, RopeSpec("yarn", 5e5, 2.0, 16), 64),
     ({"type": "yarn", "factor": 4.0}, RopeSpec("yarn", 5e5, 4.0, 64), 256),
     ({"type": "yarn", "original_max_position_embeddings": 16}, RopeSpec("yarn", 5e5, 4.0, 16), 64),
     (
@@ -155,6 +156,12 @@ def test_rope_in_both_spellings(
     new = spec_of(configs["llama"], rope_parameters={"rope_theta": 5e5, **(scaling or {})})
     assert old.rope == new.rope == want
     assert old.max_positions == new.max_positions == positions
+
+
+def test_original_window_beside_the_scaling_wins(configs: Configs) -> None:
+    """As transformers has it, for files that state it in both places."""
+    spec = spec_of(configs["llama"], rope_scaling={"type": "yarn", **YARN}, original_max_position_embeddings=48)
+    assert spec.rope == RopeSpec("yarn", 10000.0, 4.0, 48) and spec.max_positions == 192
 
 
 def test_what_transformers_saves_reads_back(configs: Configs, tmp_path: Any) -> None:
