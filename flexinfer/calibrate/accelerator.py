@@ -14,8 +14,9 @@ from flexinfer.calibrate.factors import Measured, efficiencies, peaks
 from flexinfer.calibrate.linear import OnCase, linear_case
 from flexinfer.calibrate.ops import accelerator_bench
 from flexinfer.calibrate.overhead import dispatch_seconds
+from flexinfer.calibrate.small_ops import small_ops
 from flexinfer.calibrate.timing import Case, Clock, measure_all
-from flexinfer.calibrate.traffic import copy_rate, small_ops
+from flexinfer.calibrate.traffic import copy_rate
 from flexinfer.calibrate.workset import WorkSet
 from flexinfer.estimator.profile import GpuProfile, LinkProfile
 
@@ -37,7 +38,7 @@ def measured_gpu(
         samples, noisy = all_samples(bench, (effort,), on_case)
         (call,) = measure_all([linear_case(bench, torch.float32, 1, TINY, TINY)], effort.case_s, bench.clock)
         copied = copy_rate(bench, effort.case_s)
-        small = small_ops(bench, torch.float32, effort.case_s)
+        small = small_ops(bench, effort.dtypes, effort.case_s)
         link = measured_link(device, effort.case_s)
     # A copy within the device reads and writes every byte.
     measured = Measured(2 * copied, copied, call.median_s, small, samples, noisy)

@@ -13,8 +13,9 @@ from flexinfer.calibrate.factors import Measured, efficiencies, peaks
 from flexinfer.calibrate.linear import OnCase, linear_case, linear_samples
 from flexinfer.calibrate.ops import Bench, cpu_bench
 from flexinfer.calibrate.overhead import dispatch_seconds, step_seconds
+from flexinfer.calibrate.small_ops import small_ops
 from flexinfer.calibrate.timing import Measurement, Patience, measure_all
-from flexinfer.calibrate.traffic import copy_rate, read_rate, small_ops
+from flexinfer.calibrate.traffic import copy_rate, read_rate
 from flexinfer.calibrate.workset import WorkSet
 from flexinfer.estimator.profile import AttentionSample, CpuProfile, LinearSample, Samples
 from flexinfer.host import memory_limit_bytes
@@ -84,7 +85,7 @@ def _measured(bench: Bench, threads: int, efforts: Sequence[Effort], on_case: On
     case_s = efforts[0].case_s
     bytes_per_s = read_rate(threads, min(READ_BYTES, bench.work.nbytes))
     copied = copy_rate(bench, case_s)
-    small = small_ops(bench, torch.float32, case_s)
+    small = small_ops(bench, efforts[0].dtypes, case_s)
     (call,) = measure_all([linear_case(bench, torch.float32, 1, TINY, TINY)], case_s, bench.clock)
     samples, noisy = all_samples(bench, efforts, on_case)
     return Measured(bytes_per_s, copied, call.median_s, small, samples, noisy)

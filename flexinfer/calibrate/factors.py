@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from flexinfer.calibrate.traffic import SmallOps
+from flexinfer.calibrate.small_ops import SmallOps
 from flexinfer.estimator.profile import DTYPES, AttentionSample, Efficiency, LinearSample, OpClass, Samples
 from flexinfer.spec.model_spec import DTYPE_BYTES
 

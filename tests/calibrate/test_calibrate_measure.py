@@ -15,8 +15,8 @@ from flexinfer.calibrate.effort import Effort, Heads
 from flexinfer.calibrate.factors import Measured, efficiencies, peaks
 from flexinfer.calibrate.linear import linear_samples
 from flexinfer.calibrate.ops import Bench
+from flexinfer.calibrate.small_ops import SmallOps
 from flexinfer.calibrate.timing import Case, Clock, Measurement
-from flexinfer.calibrate.traffic import SmallOps
 from flexinfer.calibrate.workset import WorkSet
 from flexinfer.errors import EngineError
 from flexinfer.estimator import AttentionSample, HardwareProfile, LinearSample, Samples
@@ -106,7 +106,7 @@ def test_a_few_noisy_samples_are_no_noisy_machine() -> None:
 def test_quick_profile_is_complete_and_survives_json() -> None:
     before, steps = torch.get_num_threads(), []
     profile = quick.quick_profile(
-        2, lambda done, what: steps.append((done, what)), efforts=(TINY,), one_thread=TINY, workset=2**20
+        2, lambda done, what: steps.append((done, what)), efforts=(TINY,), one_thread=TINY, workset=2**23
     )
     assert HardwareProfile.from_json(profile.to_json()) == profile
     assert (profile.kind, profile.cpu.threads, profile.gpu, profile.link) == ("measured", 2, None, None)
@@ -126,7 +126,7 @@ def test_quick_profile_is_complete_and_survives_json() -> None:
 
 
 def test_one_thread_is_measured_once() -> None:
-    profile = quick.quick_profile(1, efforts=(replace(TINY, dtypes=("float32",)),), workset=2**20)
+    profile = quick.quick_profile(1, efforts=(replace(TINY, dtypes=("float32",)),), workset=2**23)
     assert profile.cpu_one_thread is None
 
 
@@ -139,7 +139,7 @@ def test_threads_are_restored_after_an_error() -> None:
 
 def test_accelerator_code_runs_through_on_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not hardware: the CPU stands for the device, so that at least no line of it is wrong on its face."""
-    module = SimpleNamespace(mem_get_info=lambda device: (2**22, 2**23), get_device_name=lambda device: "stand-in")
+    module = SimpleNamespace(mem_get_info=lambda device: (2**25, 2**26), get_device_name=lambda device: "stand-in")
     waits = []
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
@@ -147,7 +147,7 @@ def test_accelerator_code_runs_through_on_a_stand_in(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(accelerator, "LINK_BYTES", 2**16)
     seen: list[Case] = []
     gpu, link = accelerator.measured_gpu(torch.device("cpu"), seen.append, TINY)
-    assert (gpu.name, gpu.memory_bytes) == ("stand-in", 2**23)
+    assert (gpu.name, gpu.memory_bytes) == ("stand-in", 2**26)
     assert set(gpu.peak_flops_per_s) == {"float32", "bfloat16", "float16"}
     assert link.h2d_bytes_per_s > 0
     assert link.pageable_d2h_bytes_per_s is not None
