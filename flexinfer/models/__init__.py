@@ -7,15 +7,21 @@ indices come in as arguments, from rope_rows and causal_mask.
 
 from __future__ import annotations
 
-from importlib import import_module
-
+from flexinfer.models import llama, mistral, opt, qwen2, qwen3
 from flexinfer.models.family import FamilyModule
-from flexinfer.spec.model_spec import ModelSpec
+from flexinfer.spec.model_spec import Family, ModelSpec
 
 __all__ = ["FamilyModule", "family_of"]
+
+_FAMILIES: dict[Family, FamilyModule] = {
+    "llama": llama,
+    "mistral": mistral,
+    "opt": opt,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+}
 
 
 def family_of(spec: ModelSpec) -> FamilyModule:
     """The module of a model's family."""
-    module: FamilyModule = import_module(f"flexinfer.models.{spec.family}")
-    return module
+    return _FAMILIES[spec.family]

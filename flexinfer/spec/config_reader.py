@@ -18,7 +18,8 @@ class Config:
     where: str
 
     def error(self, message: str) -> ModelError:
-        return ModelError(f"{self.where}: {message}")
+        """The error to raise, in one line whatever text of the file the message quotes."""
+        return ModelError("".join(c if c.isprintable() else "?" for c in f"{self.where}: {message}"))
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -63,6 +64,13 @@ class Config:
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self.error(f"{key} is {value!r}; it must be a string")
+        return value
+
+    def names(self, key: str) -> list[str] | None:
+        """A list of strings; None where the key is absent."""
+        value = self.values.get(key)
+        if value is not None and (not isinstance(value, list) or not all(isinstance(name, str) for name in value)):
+            raise self.error(f"{key} is {value!r}; it must be a list of names")
         return value
 
     def token_ids(self, key: str, default: int | None) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ class _Cursor:
     def tensor(self) -> tuple[str, GgufTensor]:
         name, dims = self.string(), self.scalar("<I")
         if dims > _MAX_DIMS:
-            raise _Damaged(f"tensor {name} has {dims} dimensions")
+            raise _Damaged(f"tensor {name!r} has {dims} dimensions")
         shape = tuple(self.scalar("<Q") for _ in range(dims))[::-1]
         return name, GgufTensor(shape, self.scalar("<I"), self.scalar("<Q"))
 

@@ -45,9 +45,7 @@ def spec_from_config(values: Mapping[str, Any], name: str, where: str, dtype: st
 
 def _family(config: Config) -> Family:
     model_type = config.text("model_type", "")
-    named = config.values.get("architectures") or []
-    if not isinstance(named, list) or not all(isinstance(n, str) for n in named):
-        raise config.error(f"architectures is {named!r}; it must be a list of names")
+    named = config.names("architectures") or []
     supported = ", ".join(_ARCHITECTURES)
     if not named:
         for family in _ARCHITECTURES.values():
@@ -242,7 +240,7 @@ _BUILDERS: dict[Family, Callable[[Config, dict[str, Any]], ModelSpec]] = {
 
 
 def _refuse_layer_types(config: Config, uniform: str) -> None:
-    kinds = set(config.values.get("layer_types") or ())
+    kinds = set(config.names("layer_types") or ())
     if kinds - {uniform}:
         raise config.error(f"layer_types with {', '.join(sorted(kinds))} is not supported for this architecture")
 
@@ -252,11 +250,11 @@ def _qwen_windows(config: Config) -> tuple[int | None, ...]:
     layers = config.count("num_hidden_layers")
     sliding = config.flag("use_sliding_window", False) and config.has("sliding_window")
     window = config.count("sliding_window") if sliding else None
-    kinds = config.values.get("layer_types")
+    kinds = config.names("layer_types")
     if kinds is None:
         first = config.integer("max_window_layers", 28)
         return tuple(window if index >= first else None for index in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
+    if len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
         raise config.error(f"layer_types must name full_attention or sliding_attention for each of {layers} layers")
     if window is None and "sliding_attention" in kinds:
         raise config.error("layer_types names sliding_attention but there is no sliding_window in use")

@@ -87,8 +87,9 @@ def refuse_unsupported(config: Config, family: str) -> None:
         _POSITIONS,
         _POSITION_TYPES.get(family, ("rope", "rotary")),
     )
-    if any(used != 1 for used in config.values.get("no_rope_layers") or ()):
-        raise config.error("no_rope_layers: layers without rotary embedding are not supported")
+    used = config.values.get("no_rope_layers") or []
+    if not isinstance(used, list) or any(one != 1 for one in used):
+        raise config.error(f"no_rope_layers = {used!r} (layers without rotary embedding) is not supported")
 
 
 def _refuse(config: Config, key: str, value: Any, what: str, neutral: tuple[Any, ...]) -> None:

@@ -159,6 +159,10 @@ def test_refused_by_name(write_gguf: WriteGguf, arch: str, metadata: dict[str, A
     assert named in refusal(write_gguf(arch, metadata))
 
 
+def test_a_key_with_a_line_break_is_quoted_in_one_line(write_gguf: WriteGguf) -> None:
+    assert "some?thing" in refusal(write_gguf(metadata={"some\nthing": 1}))
+
+
 def test_neutral_values_pass(write_gguf: WriteGguf) -> None:
     neutral = {
         "tensor_data_layout": "Meta AI original pth",
