@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from flexinfer.cli.main import main
+from flexinfer.cli.main import cli
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,7 +24,7 @@ def test_links_lead_to_files() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_and_their_options_exist(command: str) -> None:
     _, name, *arguments = shlex.split(command)
-    help_text = CliRunner().invoke(main, [name, "--help"]).output
+    help_text = CliRunner().invoke(cli, [name, "--help"]).output
     unknown = [option for option in arguments if option.startswith("--") and option not in help_text]
     assert "Usage:" in help_text and not unknown
 
@@ -37,6 +37,6 @@ def test_make_targets_exist() -> None:
 
 def test_the_planned_model_of_the_readme_is_planned() -> None:
     (command,) = [command for command in COMMANDS if command.startswith("flexinfer plan")]
-    done = CliRunner().invoke(main, shlex.split(command)[1:])
+    done = CliRunner().invoke(cli, shlex.split(command)[1:])
     assert done.exit_code == 0, done.output
     assert "<- chosen" in done.output
