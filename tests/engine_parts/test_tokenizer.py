@@ -47,7 +47,7 @@ def byte_vocabulary() -> tuple[list[str], list[str]]:
     ]
     pairs += [f"{space} {space}", "' s", "n '", "e n"]
     tokens = ["<s>", "<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *(p.replace(" ", "") for p in pairs)]
-    return [*tokens, "<tool>"], pairs
+    return [*tokens, "zebra", "<tool>"], pairs
 
 
 def write_gguf(path: Path, kind: str, pre: str | None = None, **scalars) -> Path:
@@ -136,6 +136,15 @@ def test_bos_is_added_as_the_file_or_its_kind_says(tmp_path, kind, pre, flags, b
 def test_digits_are_single_tokens_where_the_vocabulary_was_made_so(tmp_path):
     tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", "gpt2", "smollm"))
     assert [tokenizer.decode([token]) for token in tokenizer.encode("  123")] == ["  ", "1", "2", "3"]
+
+
+def test_a_word_that_is_a_token_is_taken_whole_where_the_vocabulary_was_made_so(tmp_path):
+    """No merges lead to "zebra": other kinds spell it out."""
+    counts = [
+        len(load_tokenizer(write_gguf(tmp_path / f"{pre}.gguf", "gpt2", pre, add_bos_token=False)).encode("zebra"))
+        for pre in ("llama-bpe", "tekken", "qwen2", "gpt-2")
+    ]
+    assert counts == [1, 1, 5, 5]
 
 
 def test_merges_follow_from_scores():
