@@ -79,6 +79,13 @@ def _attend(spec: ModelSpec, device: DeviceCosts, layer: int, rows: Rows) -> Cos
     return device.attention_prefill(rows.batch, flops, nbytes)
 
 
+def small_calls(spec: ModelSpec) -> dict[Block, int]:
+    """Element-wise calls of a block, as this module counts them: what elementwise.fixed_s is multiplied with."""
+    norm = NORM_OPS[spec.norm]
+    heads = 2 * (ROPE_OPS // 2 * (spec.rope is not None) + norm * spec.qk_norm)
+    return {"attention": norm + heads + APPEND_OPS + 1, "mlp": norm + 1 + (2 if spec.gated_mlp else 1)}
+
+
 def attention_costs(spec: ModelSpec, device: DeviceCosts, layer: int, rows: Rows) -> AttentionCosts:
     """One attention block. `layer` chooses the window; dispatch is not in it."""
     matrices = _matrices(spec, "attention")
@@ -88,21 +95,21 @@ def attention_costs(spec: ModelSpec, device: DeviceCosts, layer: int, rows: Rows
     output = _grouped(device, [m for m in matrices if m[0] == "o.weight"], rows.total, group)
     norm_ops = NORM_OPS[spec.norm]
     norm = _small_ops(spec, device, rows.total, spec.hidden_size, norm_ops)
-    heads = spec.q_size + spec.kv_size
-    head_ops = (ROPE_OPS // 2 if spec.rope else 0) + (norm_ops if spec.qk_norm else 0)
-    # each of these is one call for q and one for k, together as wide as both
-    turned = device.elementwise(2.0 * head_ops * rows.total * heads * spec.dtype_bytes, 2 * head_ops)
-    stored = _small_ops(spec, device, rows.total, (heads + spec.kv_size) // 3, APPEND_OPS)
+    head_ops = small_calls(spec)["attention"] - norm_ops - APPEND_OPS - 1
+    # half of these are for q and half for k
+    turned = _small_ops(spec, device, rows.total, (spec.q_size + spec.kv_size) // 2, head_ops)
+    stored = _small_ops(spec, device, rows.total, (spec.q_size + 2 * spec.kv_size) // 3, APPEND_OPS)
     residual = _small_ops(spec, device, rows.total, spec.hidden_size, 1)
-    before = norm + projections + stored + (turned if head_ops else NOTHING)
+    before = norm + projections + turned + stored
     return AttentionCosts(before, _attend(spec, device, layer, rows), output + residual)
 
 
 def mlp_costs(spec: ModelSpec, device: DeviceCosts, rows: Rows) -> Cost:
     """One MLP: norm, matrices, activation, residual."""
     matrices = _grouped(device, _matrices(spec, "mlp"), rows.total, MLP_TOKENS)
-    around = _small_ops(spec, device, rows.total, spec.hidden_size, NORM_OPS[spec.norm] + 1)
-    inside = _small_ops(spec, device, rows.total, spec.ffn_size, 2 if spec.gated_mlp else 1)
+    gates = 2 if spec.gated_mlp else 1
+    around = _small_ops(spec, device, rows.total, spec.hidden_size, small_calls(spec)["mlp"] - gates)
+    inside = _small_ops(spec, device, rows.total, spec.ffn_size, gates)
     return matrices + around + inside
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flexinfer.estimator.profile import CpuProfile, Efficiency, GpuProfile, HardwareProfile, LinkProfile, Samples
+from flexinfer.estimator.profile import CpuProfile, GpuProfile, HardwareProfile, LinkProfile, Samples
 
 HOP_S = 60e-6
 """Handing an op to another engine's thread and back, which real GPUs do by launching."""
@@ -12,8 +12,8 @@ GPU_OP_S = 6e-6
 """What the marks on an emulated device's tensors add to every small op."""
 COPY_S = 80e-6
 """One copy: its op, and the sleep that throttles it, which wakes late."""
-GPU_ATTENTION_SHARE = 0.2
-"""Of the read bandwidth: its decode attention is plain torch, not the CPU's kernel, and reaches 10-30%."""
+GPU_ATTENTION_SHARE = 0.35
+"""Its decode attention is plain torch and reads KV at about a third of the rate of the CPU's kernel."""
 FEW_ROWS = 16
 """Up to this many rows a matrix product is taken to be bound by memory, which fewer threads slow down less."""
 
@@ -40,7 +40,7 @@ def emulated_profile(
 def _as_gpu(cpu: CpuProfile, memory_bytes: int) -> GpuProfile:
     efficiency = {op: replace(share, fixed_s=share.fixed_s + GPU_OP_S) for op, share in cpu.efficiency.items()}
     decode = efficiency["attention_decode"]
-    efficiency["attention_decode"] = Efficiency(decode.eff_compute, GPU_ATTENTION_SHARE, decode.fixed_s)
+    efficiency["attention_decode"] = replace(decode, eff_memory=decode.eff_memory * GPU_ATTENTION_SHARE)
     return GpuProfile(
         name=f"{cpu.threads} threads of {cpu.name}",
         memory_bytes=memory_bytes,

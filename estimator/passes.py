@@ -19,7 +19,7 @@ class Edges:
     """What a pass does before its first layer and after its last, in seconds.
 
     last_up_s, last_down_s: each sequence's last position on its way to a head on the other device. head_s is one
-    slice's where the head streams in `slices`, and load_s that slice's load.
+    slice's where the head streams in `slices`, and load_s that slice's load. host_s: inputs and sampling.
     """
 
     inputs_s: float
@@ -28,7 +28,7 @@ class Edges:
     last_down_s: float
     head_s: float
     logits_s: float
-    sample_s: float
+    host_s: float
     slices: int = 0
     load_s: float = 0.0
 
@@ -46,14 +46,21 @@ def pass_edges(costs: PassCosts, phase_plan: PhasePlan, phase: Phase, tally: Tal
         last_down_s=last_s if head.compute == "cpu" else 0.0,
         head_s=costs.op(tally, head.compute, costs.head(head.compute), max(1, slices)) / max(1, slices),
         logits_s=costs.link.d2h(logits_bytes(spec, workload)) if head.compute == "gpu" else 0.0,
-        sample_s=costs.profile.cpu.step_overhead_s,
+        host_s=_host_s(costs, phase),
         slices=slices,
         load_s=costs.link.h2d(table_bytes(spec) / slices) if slices else 0.0,
     )
     tally.add("h2d", edges.inputs_s + edges.last_up_s + slices * edges.load_s)
     tally.add("d2h", edges.last_down_s + edges.logits_s)
-    tally.add("cpu", edges.sample_s)
+    tally.add("cpu", edges.host_s)
     return edges
+
+
+def _host_s(costs: PassCosts, phase: Phase) -> float:
+    """Filling the inputs and sampling: the profile's figure for one sequence, and what more bytes and rows add."""
+    spec, batch = costs.spec, costs.workload.batch
+    nbytes = 2.0 * (input_bytes(spec, phase, costs.workload) + 4 * batch * spec.vocab_size)
+    return costs.profile.cpu.step_overhead_s + costs.device("cpu").elementwise(nbytes, batch - 1).seconds
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ class Pass:
         if not edges.slices:
             clock.work(edges.head_s)
         clock.send_down(edges.logits_s)
-        clock.work(edges.sample_s)
+        clock.work(edges.host_s)
 
 
 def _kv_loads(runs: list[tuple[Layer, int]]) -> list[float]:

@@ -24,8 +24,9 @@ Kind = Literal["nominal", "measured"]
 class Efficiency:
     """One op class on one device: seconds = flops/(peak * eff_compute) + bytes/(bandwidth * eff_memory) + fixed_s.
 
-    Both shares are positive (a measured one may pass 1 where the peak was measured low). `fixed_s` is for one call:
-    one matrix product, one attention, one element-wise op.
+    Both shares are positive (a measured one may pass 1 where the peak was measured low). `fixed_s` is for one call as
+    a step makes it, with the caches full of weights: one matrix product, one attention, one element-wise op. How many
+    element-wise calls a block makes is `blocks.small_calls`.
     """
 
     eff_compute: float

@@ -49,6 +49,22 @@ def first_fit(
 
 
 def _advice(spec: ModelSpec, workload: Workload, profile: HardwareProfile, request: PlanRequest) -> Iterator[str]:
+    """Requests that fit, each changed in as little as possible."""
+    free = replace(request, prefill=AUTO, decode=AUTO, gpu_layers=None)
+    settings = list(_other_settings(spec, workload, profile, request))
+    batch = _largest_batch(spec, workload, profile, request)
+    if batch:
+        settings.append(f"--batch {batch}")
+    elif not settings and (batch := _largest_batch(spec, workload, profile, free)):
+        settings.append(f"--batch {batch} with strategies and layers left to the planner")
+    yield from settings
+    yield from _more_memory(spec, workload, profile, request)
+
+
+def _other_settings(
+    spec: ModelSpec, workload: Workload, profile: HardwareProfile, request: PlanRequest
+) -> Iterator[str]:
+    """Fewer layers with the same strategies, other strategies with the same layers."""
     if request.gpu_layers is not None:
         fewer = first_fit(spec, workload, profile, replace(request, gpu_layers=None))
         if fewer is not None and fewer[1] < request.gpu_layers:
@@ -57,10 +73,10 @@ def _advice(spec: ModelSpec, workload: Workload, profile: HardwareProfile, reque
         other = first_fit(spec, workload, profile, replace(request, prefill=AUTO, decode=AUTO))
         if other is not None:
             yield _options(other[0])
-    batch = _largest(workload.batch, lambda n: _fits(spec, replace(workload, batch=n), profile, request))
-    if batch:
-        yield f"--batch {batch}"
-    yield from _more_memory(spec, workload, profile, request)
+
+
+def _largest_batch(spec: ModelSpec, workload: Workload, profile: HardwareProfile, request: PlanRequest) -> int:
+    return _largest(workload.batch, lambda n: _fits(spec, replace(workload, batch=n), profile, request))
 
 
 def _fits(spec: ModelSpec, workload: Workload, profile: HardwareProfile, request: PlanRequest) -> bool:

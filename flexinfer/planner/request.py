@@ -44,7 +44,11 @@ class PlanRequest:
         if profile.gpu is None:
             self._refuse_gpu(profile)
             return [("cpu", "cpu")]
-        return [(a, b) for a in self._choices(self.prefill) for b in self._choices(self.decode)]
+        pairs = [(a, b) for a in self._choices(self.prefill) for b in self._choices(self.decode)]
+        if (self.prefill, self.decode) != (AUTO, AUTO):
+            return pairs
+        # with all layers resident, gpu beside another strategy differs from a split of all layers in name only
+        return [pair for pair in pairs if pair.count("gpu") != 1]
 
     def _choices(self, asked: str) -> Iterator[Strategy]:
         if asked == AUTO:

@@ -36,7 +36,7 @@ def op_seconds(costs: PassCosts, phase_plan: PhasePlan, phase: Phase) -> Seconds
     step = {
         "fill": 0.0, "send_inputs": edges.inputs_s, "embed": edges.embed_s, "last": 0.0, "head": edges.head_s,
         "head_input": 0.0, "head_slice": edges.head_s, "load_head": edges.load_s, "send_logits": edges.logits_s,
-        "sample": edges.sample_s, "send_last": edges.last_up_s + edges.last_down_s,
+        "sample": edges.host_s, "send_last": edges.last_up_s + edges.last_down_s,
     }  # fmt: skip
 
     def seconds(op: Op) -> float:

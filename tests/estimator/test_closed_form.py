@@ -50,7 +50,7 @@ def test_cpu_only_decode_reads_weights_and_the_kv_so_far(tiny: ModelSpec, placem
     assert least < decode.time_s < 1.5 * least  # activations come on top
     longer = estimate(tiny, both(phase("cpu", placements, ("cpu", 4))), replace(WORK, prompt_len=108), profile)[1]
     more_kv = 4 * 4 * 2 * 100 * 2 * 2 * 16 * 4 / 1e6
-    assert longer.time_s - decode.time_s == pytest.approx(more_kv)
+    assert longer.time_s - decode.time_s == pytest.approx(more_kv, rel=0.01)  # and a longer mask to fill
     assert decode.bound == "CPU memory" and times.tpot_s == pytest.approx(decode.time_s / 4)
 
 

@@ -56,7 +56,7 @@ def test_the_same_question_gets_the_same_plan(model: Model, h100: HardwareProfil
     spec, work = model("opt-66b"), Workload(1, 512, 128)
     choice = search(spec, work, h100)
     assert search(spec, work, h100) == choice
-    assert len(choice.candidates) == 16
+    assert len(choice.candidates) == 10
 
 
 def test_a_large_model_is_planned_within_a_second(model: Model, h100: HardwareProfile) -> None:
@@ -191,6 +191,14 @@ def test_a_smaller_batch_is_offered_where_it_fits(model: Model, h100: HardwarePr
         search(model("opt-66b"), Workload(300, 1024, 128), h100, PlanRequest("cpu", "cpu"))
     batch = int(str(caught.value).split("--batch ")[1].split(",")[0])
     assert search(model("opt-66b"), Workload(batch, 1024, 128), h100, PlanRequest("cpu", "cpu")).chosen.fits
+
+
+def test_two_things_too_many_are_answered_together(model: Model, h100: HardwareProfile) -> None:
+    """Too many layers and too large a batch: neither alone helps."""
+    with pytest.raises(DoesNotFitError, match="left to the planner") as caught:
+        search(model("opt-66b"), Workload(400, 1024, 64), h100, PlanRequest(gpu_layers=50))
+    batch = int(str(caught.value).split("--batch ")[1].split()[0])
+    assert search(model("opt-66b"), Workload(batch, 1024, 64), h100).chosen.fits
 
 
 def test_tiny_budgets_plan_or_refuse_cleanly(small: ModelSpec, h100: HardwareProfile, change) -> None:
