@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flexinfer.errors import DoesNotFitError, ModelError, UserError
+from flexinfer.device import on_this_machine, within
+from flexinfer.errors import ModelError, UserError
 from flexinfer.host import memory_limit_bytes
 from flexinfer.options import LoadOptions, refuse_unknown
 from flexinfer.planning import ChosenPlan, choose, profile_on_device
 from flexinfer.result import GenerateResult, Output
 from flexinfer.spec import ModelSpec, Workload, builtin_names, load_spec
-from flexinfer.units import format_size
 from flexinfer.window import check_window
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ class FlexInfer:
                 f"{model} is a built-in configuration: sizes only, no weights; give a folder or .gguf file"
             )
         path = resolve_model(model)
-        options = _on_device(options)
+        options = on_this_machine(options)
         spec = load_spec(path, options.dtype)
         # Before the weights are loaded: what they will take is then still counted as free, as the plan counts them
-        options = _within(options, memory_limit_bytes())
+        options = within(options, memory_limit_bytes())
         return cls(path, spec, load_tokenizer(path), options, trace=trace, on_measure=on_measure)
 
     def __init__(
@@ -310,29 +310,3 @@ def _unless_auto(value: str) -> str | None:
 def _dtype_name(dtype: Any) -> str:
     """ "float32" of torch.float32, told without importing torch."""
     return str(dtype).removeprefix("torch.")
-
-
-def _on_device(options: LoadOptions) -> LoadOptions:
-    """The device that is meant, checked, and its free memory where nobody set another size."""
-    import torch
-
-    if options.device == "auto":
-        options = options.on("cuda" if torch.cuda.is_available() else "cpu")
-    if options.device in ("cpu", "emulated"):
-        return options
-    from flexinfer.engine.devices import accelerator_device
-
-    device = accelerator_device(options.device)
-    free = torch.get_device_module(device).mem_get_info(device)[0]
-    wanted = options.gpu_memory_bytes
-    if wanted is not None and wanted > free:
-        raise DoesNotFitError(
-            f"GPU memory: {format_size(wanted)} is asked for and {options.device} has {format_size(free)} free; "
-            f"ask for less, or leave it out"
-        )
-    return replace(options, gpu_memory_bytes=wanted or free)
-
-
-def _within(options: LoadOptions, limit_bytes: int) -> LoadOptions:
-    """CPU memory: the option's, and no more than this process can have."""
-    return replace(options, cpu_memory_bytes=min(options.cpu_memory_bytes or limit_bytes, limit_bytes))

@@ -113,14 +113,14 @@ def test_a_gpus_free_memory_is_the_limit(monkeypatch):
     """On a stand-in for CUDA: what is asked for has to be free, and what is free is what nobody has to ask for."""
     from types import SimpleNamespace
 
-    from flexinfer.api import _on_device
+    from flexinfer.device import on_this_machine
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("flexinfer.engine.devices.accelerator_device", torch.device)
     monkeypatch.setattr("torch.get_device_module", lambda device: SimpleNamespace(mem_get_info=lambda d: (1000, 2000)))
-    free = _on_device(LoadOptions.resolve())
+    free = on_this_machine(LoadOptions.resolve())
     assert (free.device, free.gpu_memory_bytes) == ("cuda", 1000)
-    assert _on_device(LoadOptions.resolve(device="cuda:1", gpu_memory=900)).gpu_memory_bytes == 900
+    assert on_this_machine(LoadOptions.resolve(device="cuda:1", gpu_memory=900)).gpu_memory_bytes == 900
     with pytest.raises(DoesNotFitError, match="cuda has 1000 B free"):
-        _on_device(LoadOptions.resolve(device="cuda", gpu_memory=1001))
-    assert _on_device(LoadOptions.resolve(device="cpu")).gpu_memory_bytes is None
+        on_this_machine(LoadOptions.resolve(device="cuda", gpu_memory=1001))
+    assert on_this_machine(LoadOptions.resolve(device="cpu")).gpu_memory_bytes is None

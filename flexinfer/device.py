@@ -1,0 +1,38 @@
+"""Which device a run is on, and how much memory it may take there. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flexinfer.errors import DoesNotFitError
+from flexinfer.options import LoadOptions
+from flexinfer.units import format_size
+
+
+def on_this_machine(options: LoadOptions) -> LoadOptions:
+    """The device that is meant, and of a GPU the free memory where nobody set another size.
+
+    Raises UserError for a device that is not there, DoesNotFitError for more memory than is free on it.
+    """
+    import torch
+
+    if options.device == "auto":
+        options = options.on("cuda" if torch.cuda.is_available() else "cpu")
+    if options.device in ("cpu", "emulated"):
+        return options
+    from flexinfer.engine.devices import accelerator_device
+
+    device = accelerator_device(options.device)
+    free = torch.get_device_module(device).mem_get_info(device)[0]
+    wanted = options.gpu_memory_bytes
+    if wanted is not None and wanted > free:
+        raise DoesNotFitError(
+            f"GPU memory: {format_size(wanted)} is asked for and {options.device} has {format_size(free)} free; "
+            f"ask for less, or leave it out"
+        )
+    return replace(options, gpu_memory_bytes=wanted or free)
+
+
+def within(options: LoadOptions, limit_bytes: int) -> LoadOptions:
+    """CPU memory: the option's, and no more than this process can have."""
+    return replace(options, cpu_memory_bytes=min(options.cpu_memory_bytes or limit_bytes, limit_bytes))
