@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t W = FX_WIDTH;
 
 typedef float Vec __attribute__((vector_size(FX_WIDTH * 4)));
-typedef int32_t IntVec __attribute__((vector_size(FX_WIDTH * 4)));
 typedef uint32_t UintVec __attribute__((vector_size(FX_WIDTH * 4)));
 typedef uint16_t ShortVec __attribute__((vector_size(FX_WIDTH * 2)));
 typedef float Vec4 __attribute__((vector_size(16)));
@@ -126,7 +125,7 @@ static inline Vec vec_exp(Vec x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const IntVec exponent = bits_as<IntVec>(shifted) - bits_as<IntVec>(magic) + 127;
+  const UintVec exponent = bits_as<UintVec>(shifted) - bits_as<UintVec>(magic) + 127;
   return p * bits_as<Vec>(exponent << 23);
 }
 

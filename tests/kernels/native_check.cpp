@@ -16,8 +16,8 @@
 #define POISON(at, nbytes) ASAN_POISON_MEMORY_REGION(at, nbytes)
 #define UNPOISON(at, nbytes) ASAN_UNPOISON_MEMORY_REGION(at, nbytes)
 #else
-#define POISON(at, nbytes) (void)(at)
-#define UNPOISON(at, nbytes) (void)(at)
+#define POISON(at, nbytes) (void)(at), (void)(nbytes)
+#define UNPOISON(at, nbytes) (void)(at), (void)(nbytes)
 #endif
 
 namespace {
