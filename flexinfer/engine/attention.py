@@ -33,6 +33,13 @@ class Exchange(NamedTuple):
     context_BNSH: torch.Tensor
 
 
+def sequence_groups(batch: int, new: int) -> Iterator[Group]:
+    """Groups of whole sequences of about ATTENTION_TOKENS new tokens."""
+    step = max(1, ATTENTION_TOKENS // new)
+    for first in range(0, batch, step):
+        yield Group(first, min(step, batch - first))
+
+
 @dataclass(frozen=True)
 class AttentionBlock:
     """A layer's attention on one device, for one phase. `reads_cache` is False in a prefill of an empty cache."""
@@ -54,7 +61,7 @@ class AttentionBlock:
         self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, kv: KvLayer, params: StepParams
     ) -> None:
         """Updates hidden in place and appends to the KV."""
-        for group in self._groups(hidden_BSD):
+        for group in self._groups():
             hidden = group.of(hidden_BSD)
             q, k, v = self.family.qkv(weights, hidden, self.inputs.rope(group), self.spec, self.ops)
             context = self._attend(q, k, v, kv, group, params)
@@ -62,28 +69,25 @@ class AttentionBlock:
 
     def project(self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, exchange: Exchange) -> None:
         """q, k and v into the exchange buffers."""
-        for group in self._groups(hidden_BSD):
+        for group in self._groups():
             parts = self.family.qkv(weights, group.of(hidden_BSD), self.inputs.rope(group), self.spec, self.ops)
             for target, source in zip(exchange[:3], parts, strict=True):
                 self.machine.copy(group.of(target), source)
 
     def attend_exchange(self, exchange: Exchange, kv: KvLayer, params: StepParams) -> None:
         """Attention over the KV for q, k, v of the exchange buffers; context into its buffer."""
-        for group in self._groups(exchange.q_BNSH):
+        for group in self._groups():
             q, k, v = (group.of(part) for part in exchange[:3])
             self.machine.copy(group.of(exchange.context_BNSH), self._attend(q, k, v, kv, group, params))
 
     def finish(self, weights: Mapping[str, torch.Tensor], hidden_BSD: torch.Tensor, exchange: Exchange) -> None:
         """Output projection and residual, from the context that came back."""
-        for group in self._groups(hidden_BSD):
+        for group in self._groups():
             hidden, context = group.of(hidden_BSD), group.of(exchange.context_BNSH)
             self.machine.copy(hidden, self.family.attention_out(weights, hidden, context, self.spec, self.ops))
 
-    def _groups(self, batched: torch.Tensor) -> Iterator[Group]:
-        batch, new = self.inputs["tokens"].shape
-        step = max(1, ATTENTION_TOKENS // new)
-        for first in range(0, batch, step):
-            yield Group(first, min(step, batch - first))
+    def _groups(self) -> Iterator[Group]:
+        return sequence_groups(*self.inputs["tokens"].shape)
 
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KvLayer, group: Group, params: StepParams

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from flexinfer.cache import Group, KvLayer, kv_layer, typed_view
-from flexinfer.engine.attention import AttentionBlock, Exchange
+from flexinfer.engine.attention import AttentionBlock, Exchange, sequence_groups
 from flexinfer.engine.memory import Memory
 from flexinfer.engine.step import StepInputs, StepParams, TokenFeed, fill_inputs
 from flexinfer.machine.base import BoundOp, BoundSchedule, Machine, Run
@@ -245,7 +245,9 @@ class _Binder:
         spec, ops, family, machine = self.p.spec, self.p.ops[device], self.family, self.p.machine
 
         def run(params: StepParams) -> int:
-            machine.copy(hidden_BSD, family.embed(weights, inputs["tokens"], inputs["positions"], spec, ops))
+            for group in sequence_groups(*inputs["tokens"].shape):
+                tokens_BS, positions_BS = group.of(inputs["tokens"]), group.of(inputs["positions"])
+                machine.copy(group.of(hidden_BSD), family.embed(weights, tokens_BS, positions_BS, spec, ops))
             return 0
 
         return run

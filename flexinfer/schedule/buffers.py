@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flexinfer.plan import Home, LayerPlacement, Phase, PhasePlan, Plan
-from flexinfer.schedule.inputs import input_bytes
+from flexinfer.schedule.inputs import input_bytes, mask_windows
 from flexinfer.spec.model_spec import Block, ModelSpec
 from flexinfer.spec.workload import Workload
 
@@ -95,9 +95,18 @@ def head_workspace_bytes(spec: ModelSpec, workload: Workload) -> int:
     )
 
 
+def fill_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """What the host makes to fill the step's inputs: indices, rotary angles and tables, and masks with their parts."""
+    tokens = workload.batch * step_tokens(phase, workload)
+    masks = 3 * bool(mask_windows(spec, phase, workload)) * tokens * workload.kv_capacity
+    rope = 6 * tokens * spec.head_dim * 4 if spec.rope else 0
+    return masks + rope + (6 + 3 * spec.num_kv_heads) * tokens * 8 + 4096
+
+
 def workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
-    """The largest op's temporaries: an attention block, an MLP or the head."""
+    """The largest op's temporaries: filling the inputs, an attention block, an MLP or the head."""
     return max(
+        fill_workspace_bytes(spec, phase, workload),
         attention_workspace_bytes(spec, phase, workload),
         mlp_workspace_bytes(spec, phase, workload),
         head_workspace_bytes(spec, workload),

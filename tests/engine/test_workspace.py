@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,9 @@ def test_temporaries_fit_the_declared_workspace(
     ]
     prompts = [[1 + i % 7] * max(1, workload.prompt_len - i) for i in range(workload.batch)]
     with Engine(spec, load_weights(tmp_path, spec), DeviceConfig("emulated", 1 << 30, None, 1e9), 2) as engine:
-        submit = engine.machine.submit
+        machine = engine.machine
 
-        def metered(bound: BoundOp, params: Any, after: Any) -> Any:
+        def metered(bound: BoundOp, params: Any, after: Any, pass_on: Any) -> Any:
             def run(inner: Any) -> int:
                 with Meter() as meter:
                     nbytes = bound.run(inner)
@@ -105,9 +106,10 @@ def test_temporaries_fit_the_declared_workspace(
                 measured[key] = max(measured.get(key, 0), meter.peak_bytes)
                 return nbytes
 
-            return submit(BoundOp(bound.op, run), params, after)
+            return pass_on(BoundOp(bound.op, run), params, after)
 
-        monkeypatch.setattr(engine.machine, "submit", metered)
+        for name in ("submit", "run_inline"):
+            monkeypatch.setattr(machine, name, partial(metered, pass_on=getattr(machine, name)))
         for plan in plans:
             engine.prepare(plan, workload)
             tokens = [1] * workload.batch
