@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,8 +231,22 @@ class FlexInfer:
             chat,
         )
 
-    def plan_for(self, request: Request) -> ChosenPlan:
-        return choose(self.spec, request.workload, self.profile, self.options)
+    def plan_for(self, request: Request, reuse: bool = False) -> ChosenPlan:
+        """The plan for a request. With `reuse`, tokens whose KV the last generation left count as cached."""
+        cached = self._cached_prefix(request) if reuse else 0
+        whole = request.workload
+        workload = replace(whole, prompt_len=whole.prompt_len - cached, cached_tokens=cached)
+        return choose(self.spec, workload, self.profile, self.options)
+
+    def _cached_prefix(self, request: Request) -> int:
+        """Leading tokens of the request that the cache holds as a prefill of it would write them.
+
+        Dynamic rotary scaling turns keys by the length at the time they were written: such a cache is not reused.
+        """
+        held = self._engine.held if self._engine is not None else None
+        if held is None or (self.spec.rope is not None and self.spec.rope.type == "dynamic"):
+            return 0
+        return held.common_prefix(request.prompts)
 
     def run(self, request: Request, listener: Listener | None = None, plan: ChosenPlan | None = None) -> GenerateResult:
         """Runs a request on the calling thread, by a plan made for it. Raises EngineError and DoesNotFitError."""
@@ -246,10 +260,12 @@ class FlexInfer:
             raise UserError("this model is generating already; finish or close that stream first")
         try:
             engine = self._ready_engine()
+            cached = plan.workload.cached_tokens
+            if cached and self._cached_prefix(generation.request) < cached:
+                raise UserError("the plan counts on cached tokens that another generation has replaced; plan again")
             engine.prepare(plan.plan, plan.workload)
-            run = engine.generate(
-                plan.plan, plan.workload, generation.request.prompts, generation.pick, generation.on_tokens
-            )
+            prompts = [prompt[cached:] for prompt in generation.request.prompts]
+            run = engine.generate(plan.plan, plan.workload, prompts, generation.pick, generation.on_tokens)
         finally:
             self._busy.release()
         generation.finish()

@@ -81,7 +81,7 @@ class Conversation:
         assert tokenizer is not None
         messages = [*self._messages, {"role": "user", "content": line}]
         request = self._model.request(input_ids=[tokenizer.apply_chat_template(messages)], **self._sampling)
-        plan = self._model.plan_for(request)
+        plan = self._model.plan_for(request, reuse=True)
         say_if(eta_warning(plan.predicted, request.rules.max_new_tokens))
         printer = AnswerPrinter()
         try:
@@ -91,7 +91,9 @@ class Conversation:
             if printer.pieces:
                 self._messages = [*messages, {"role": "assistant", "content": "".join(printer.pieces)}]
         rate = "" if times.tpot_s is None else f", then {format_time(times.tpot_s)} a token"
-        say(f"[{plan.name}: {len(request.prompts[0])} tokens in {format_time(times.ttft_s)}{rate}]")
+        cached = plan.workload.cached_tokens
+        read = f"{plan.workload.prompt_len} tokens" + (f" after {cached} cached" if cached else "")
+        say(f"[{plan.name}: {read} in {format_time(times.ttft_s)}{rate}]")
 
 
 class AnswerPrinter:

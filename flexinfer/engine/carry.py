@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ class HeldKv:
     homes: tuple[Home, ...]
     tokens: tuple[tuple[int, ...], ...]
 
-    def common_prefix(self, prompts: list[list[int]]) -> int:
+    def common_prefix(self, prompts: Sequence[Sequence[int]]) -> int:
         """Leading tokens that every prompt shares with its sequence; at least one token of each is left to compute."""
         if len(prompts) != len(self.tokens):
             return 0
@@ -38,7 +39,7 @@ class HeldKv:
         return [Buffer(f"kv.{layer}", home, "kv", nbytes) for layer, home in enumerate(self.homes)]
 
 
-def _common(held: tuple[int, ...], prompt: list[int]) -> int:
+def _common(held: Sequence[int], prompt: Sequence[int]) -> int:
     for index, (a, b) in enumerate(zip(held, prompt[:-1], strict=False)):
         if a != b:
             return index

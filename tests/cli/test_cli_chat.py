@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 
 import pytest
@@ -57,6 +58,8 @@ def test_lines_are_answered_until_the_input_ends(chat, prompts):
     assert prompts[1].startswith("system:S;user:hi;assistant:") and prompts[1].endswith(";user:there;assistant:")
     assert len(answers) == 3 and answers[0] in prompts[1]
     assert "cpu/cpu" in err and f"{len(prompts[0])} tokens" in err, "each turn is planned for its own tokens"
+    cached = int(re.findall(r"after (\d+) cached", err)[0])
+    assert cached >= len(prompts[0]), "the first turn's KV is not computed again"
 
 
 def test_commands_clear_and_exit(chat, prompts):
