@@ -15,7 +15,7 @@ from flexinfer.estimator.layers import PassCosts, layer_kinds
 from flexinfer.estimator.passes import Pass, pass_edges
 from flexinfer.estimator.pipeline import LayerTimes
 from flexinfer.estimator.tally import Tally
-from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, BlockPlacement, LayerPlacement, Phase, PhasePlan
+from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, BlockPlacement, Home, LayerPlacement, Phase, PhasePlan
 from flexinfer.schedule.build import build
 from flexinfer.schedule.ops import Op
 from flexinfer.spec.model_spec import ModelSpec
@@ -99,7 +99,8 @@ MACHINES = {
 def phase_plan_of(tiny: ModelSpec, placements: Kinds, name: str, head: BlockPlacement) -> PhasePlan:
     layers = tuple(placements[kind] for kind, count in PLANS[name] for _ in range(count))
     resident = tuple(i for i, placement in enumerate(layers) if placement.attention.weights == "gpu")
-    return PhasePlan(name, layers, resident, head=head, head_slices=3 if head.streamed else 1)
+    embed: Home = "gpu" if name == "gpu" else "cpu"
+    return PhasePlan(name, layers, resident, embed, head, head_slices=3 if head.streamed else 1)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -42,6 +42,22 @@ def test_cpu_only_prefill_is_its_flops(tiny: ModelSpec, placements: Kinds, machi
     assert prefill.bound == "CPU compute" and times.h2d_bytes == 0
 
 
+def test_long_prompts_cost_all_their_rows(tiny: ModelSpec, placements: Kinds, machine) -> None:
+    """Blocks work through a batch in groups; every group is counted."""
+    work, plan = Workload(3, 5000, 1), both(phase("cpu", placements, ("cpu", 4)))
+    flops = 2 * (15_000 * 4 * (ATTENTION + MLP) + 3 * TABLE) + 3 * 4 * (4 * 64 * 5000 * 5001 / 2)
+    assert estimate(tiny, plan, work, machine(cpu_flops=1e9))[0].time_s == pytest.approx(flops / 1e9)
+
+
+def test_the_first_step_waits_for_its_first_loads(tiny: ModelSpec, placements: Kinds, machine) -> None:
+    """Later steps find them loaded while the head and sampling ran, which are slow here."""
+    profile = machine(link_bytes=1e6, step_s=10.0)
+    plan = both(phase("offload", placements, ("stream", 4)))
+    times = [estimate(tiny, plan, replace(WORK, new_tokens=n), profile)[1].time_s for n in (2, 3)]
+    first_loads_s = (ATTENTION + MLP) * 4 / 1e6
+    assert times[0] - (times[1] - times[0]) == pytest.approx(first_loads_s, rel=0.05)
+
+
 def test_cpu_only_decode_reads_weights_and_the_kv_so_far(tiny: ModelSpec, placements: Kinds, machine) -> None:
     profile = machine(cpu_bytes=1e6)
     _, decode, times = estimate(tiny, both(phase("cpu", placements, ("cpu", 4))), WORK, profile)

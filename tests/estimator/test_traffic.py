@@ -48,6 +48,14 @@ def test_streamed_kv_brings_all_rows_and_takes_back_the_new(tiny: ModelSpec, pla
     assert step == Traffic(h2d=weights + 3 * 13 * KV_TOKEN, d2h=3 * KV_TOKEN)
 
 
+def test_streamed_kv_grows_with_every_step(tiny: ModelSpec, placements: Kinds) -> None:
+    """Five steps after ten tokens read 11, 12, 13, 14 and 15 rows of each of three sequences."""
+    got = phase_traffic(tiny, PhasePlan("offload", (placements["stream_kv"],) * 4), "decode", WORK)
+    plain = phase_traffic(tiny, PhasePlan("offload", (placements["stream"],) * 4), "decode", WORK)
+    assert got.h2d - plain.h2d == 4 * 3 * (11 + 12 + 13 + 14 + 15) * KV_TOKEN
+    assert got.d2h - plain.d2h == 4 * 3 * 5 * KV_TOKEN
+
+
 def test_delegated_attention_sends_q_k_v_and_gets_the_context(tiny: ModelSpec, placements: Kinds) -> None:
     step = layer_traffic(tiny, placements["delegated"], "decode", WORK, 12)
     assert step == Traffic(h2d=ATTENTION + MLP + 3 * 64 * 4, d2h=3 * (64 + 2 * 32) * 4)

@@ -63,6 +63,13 @@ def test_every_loser_has_a_reason(asked: tuple[ModelSpec, Choice]) -> None:
     assert choice.chosen.why.startswith("fastest of")
 
 
+def test_a_loser_is_told_the_phase_that_costs_it_most(asked: tuple[ModelSpec, Choice]) -> None:
+    _, choice = asked
+    reasons = {c.name: c.why for c in choice.candidates}
+    assert choice.chosen.name == "offload/split"
+    assert "its decode takes" in reasons["offload/cpu"] and "its prefill takes" in reasons["cpu/split"]
+
+
 def test_the_json_has_the_contracts_keys(asked: tuple[ModelSpec, Choice], h100: HardwareProfile) -> None:
     spec, choice = asked
     data = json.loads(json.dumps(plan_json(spec, WORK, h100, choice), allow_nan=False))

@@ -13,7 +13,9 @@ from flexinfer.estimator import HardwareProfile, estimate
 from flexinfer.plan import Plan
 from flexinfer.planner import Choice, PlanRequest, search
 from flexinfer.planner.break_even import break_even
+from flexinfer.planner.space import Option, Space, Variant
 from flexinfer.planner.strategies import STRATEGIES, Layout, cpu, offload
+from flexinfer.schedule.buffers import kv_layer_bytes
 from flexinfer.spec.model_spec import ModelSpec
 from flexinfer.spec.workload import Workload
 from flexinfer.units import parse_size
@@ -118,19 +120,60 @@ def test_the_crossover_moves_with_the_links_bandwidth(model: Model, h100: Hardwa
 
 
 def test_break_even_is_where_the_times_cross(model: Model, h100: HardwareProfile) -> None:
-    spec, work = model("llama2-13b"), Workload(2, 512, 128)
-    tokens = break_even(spec, work, h100)["prefill_tokens"]
-    assert tokens is not None and tokens > 1
+    spec, work = model("llama2-13b"), Workload(2, 512, 2)
+    crossing = break_even(spec, work, h100)
+    tokens, batch = crossing["prefill_tokens"], crossing["decode_batch"]
+    assert tokens is not None and tokens > 1 and batch is not None and batch > 1
 
-    def times(prompt: int) -> tuple[float, float]:
-        plan = Plan(offload(spec, Layout(0, 0)), cpu(spec, Layout(0, 0)))
-        moved = replace(work, prompt_len=prompt)
-        streamed, _, _ = estimate(spec, plan, moved, h100)
-        alone, _, _ = estimate(spec, Plan(plan.decode, plan.decode), moved, h100)
-        return alone.time_s, streamed.time_s
+    def times(moved: Workload, phase: int) -> tuple[float, float]:
+        alone = cpu(spec, Layout(0, 0))
+        layouts = [Layout(0, 0), Layout(0, 0, "cpu"), Layout(0, spec.num_layers)][: 1 if phase == 0 else 3]
+        streamed = (offload(spec, layout) for layout in layouts)
+        return (
+            estimate(spec, Plan(alone, alone), moved, h100)[phase].time_s,
+            min(estimate(spec, Plan(plan, plan), moved, h100)[phase].time_s for plan in streamed),
+        )
 
-    before, after = times(tokens - 1), times(tokens)
+    before, after = (times(replace(work, prompt_len=n), 0) for n in (tokens - 1, tokens))
     assert before[0] < before[1] and after[0] >= after[1]
+    before, after = (times(replace(work, batch=n), 1) for n in (batch, batch + 1))
+    assert before[0] < before[1] and after[0] >= after[1]
+
+
+class Valley(Space):
+    """A space in which the time has one minimum, at a given M."""
+
+    at = 0
+
+    def option(self, variant: Variant, resident: int) -> Option:
+        return replace(super().option(variant, resident), e2e_s=abs(resident - self.at))
+
+
+@pytest.mark.parametrize("at", [0, 1, 13, 29, 30, 31, 32])
+def test_the_best_number_of_layers_is_found_between_the_grids_points(
+    model: Model, h100: HardwareProfile, at: int
+) -> None:
+    spec = model("llama2-7b")
+    space = Valley(spec, Workload(1, 64, 8), h100, PlanRequest().limits(h100))
+    space.at = at
+    (variant, *_) = space.variants(("offload", "offload"))
+    best = space.best(variant, range(33))
+    assert best is not None and best.decode_layout.resident == at
+
+
+def test_as_much_kv_stays_on_the_gpu_as_fits(model: Model, h100: HardwareProfile) -> None:
+    spec, work = model("opt-30b"), Workload(16, 3500, 300)
+    chosen = search(spec, work, h100, PlanRequest("offload", "offload", gpu_layers=0)).chosen
+    held = sum(p.kv == "gpu" for p in chosen.plan.decode.layers)
+    assert 0 < held < spec.num_layers
+    assert chosen.times.gpu_peak_bytes <= 80e9 < chosen.times.gpu_peak_bytes + kv_layer_bytes(spec, work)
+
+
+def test_a_split_has_layers_on_both_sides_even_where_it_does_not_pay(small: ModelSpec, h100: HardwareProfile) -> None:
+    """A tiny model is faster on the CPU alone, and split is still split."""
+    choice = search(small, Workload(1, 16, 4), h100)
+    assert choice.chosen.name == "cpu/cpu"
+    assert all(c.plan.gpu_layers >= 1 for c in choice.candidates if "split" in c.name)
 
 
 def test_changing_a_price_changes_the_choice(model: Model, h100: HardwareProfile, change) -> None:
