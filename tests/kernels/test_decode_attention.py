@@ -5,7 +5,6 @@ Shapes: B sequences, N query heads, K kv heads, T capacity, H head dim.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -209,19 +208,6 @@ def test_callers_do_not_disturb_one_another(threads: int) -> None:
 
     with ThreadPoolExecutor(len(cases)) as callers:
         assert all(callers.map(repeated, range(len(cases))))
-
-
-def test_other_python_threads_run_during_a_call() -> None:
-    if not kernels.native():
-        pytest.skip("the native library was not built: no C++ compiler")
-    case = drawn(4, 32, 32, 2048, 64, torch.float32)
-    done, ticks = threading.Event(), 0
-    caller = threading.Thread(target=lambda: (kernels.decode_attention(*case, 0.1, threads=1), done.set()))
-    caller.start()
-    while not done.wait(0.001):
-        ticks += 1
-    caller.join()
-    assert ticks > 1
 
 
 def test_works_in_a_forked_child() -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -83,6 +84,34 @@ def test_names_and_probes_need_no_torch() -> None:
 
 def test_where_there_is_a_compiler_there_is_a_library() -> None:
     assert kernels.native() or not shutil.which(os.environ.get("CXX", "c++"))
+
+
+@pytest.fixture
+def patient_threads() -> Iterator[None]:
+    """Python takes the lock from no thread that does not give it up by itself."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("patient_threads")
+def test_other_python_threads_run_during_a_call() -> None:
+    lib = library_module.library()
+    if lib is None:
+        pytest.skip("the native library was not built: no C++ compiler")
+    calls, finished = 100, []
+
+    def call_in_a_row() -> None:
+        for i in range(calls):
+            lib.fx_read_bandwidth(4 << 20, 0, 1)
+            finished.append(i)
+
+    caller = threading.Thread(target=call_in_a_row)
+    caller.start()
+    seen = len(finished)
+    caller.join()
+    assert seen < calls
 
 
 @pytest.fixture
