@@ -35,8 +35,7 @@ types: install
 	rm -rf build/typing && mkdir -p build/typing/flexinfer
 	ln -s $(CURDIR)/flexinfer/* $(CURDIR)/estimator $(CURDIR)/kernels build/typing/flexinfer/
 	cd build/typing && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
-	    -p flexinfer.estimator -p flexinfer.planner -p flexinfer.schedule -p flexinfer.spec -m flexinfer.plan \
-	    -p flexinfer.kernels
+	    -p flexinfer
 
 test: install model lint types
 	$(BIN)/python -m pytest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +18,8 @@ def typed_view(buffer: torch.Tensor, offset: int, shape: Sequence[int], dtype: t
     return buffer.narrow(0, offset, math.prod(shape) * dtype.itemsize).view(dtype).view(tuple(shape))
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """Whole sequences of a batch: `count` of them from `first` on."""
 
     first: int

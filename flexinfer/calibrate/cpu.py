@@ -53,7 +53,7 @@ def all_samples(bench: Bench, efforts: Sequence[Effort], on_case: OnCase | None)
             prefill += prefill_samples(bench, dtype, effort, on_case)
             decode += decode_samples(bench, dtype, effort, on_case)
     noisy = any_noise([result for pairs in (linear, prefill, decode) for _, result in pairs])
-    return Samples(*(tuple(sample for sample, _ in pairs) for pairs in (linear, prefill, decode))), noisy
+    return Samples(tuple(s for s, _ in linear), tuple(s for s, _ in prefill), tuple(s for s, _ in decode)), noisy
 
 
 def measured_cpu(

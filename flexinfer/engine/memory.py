@@ -69,8 +69,9 @@ class Memory:
     def rename(self, key: tuple[Home, str], to: str) -> None:
         """The same buffer under another name."""
         self._machine.arena(key[0]).rename(key[1], to)
-        for table in (self._tensors, self._held):
-            table[key[0], to] = table.pop(key)  # type: ignore[attr-defined]
+        self._held[key[0], to] = self._held.pop(key)
+        if key in self._tensors:
+            self._tensors[key[0], to] = self._tensors.pop(key)
 
     def clear(self) -> None:
         for key in list(self._held):

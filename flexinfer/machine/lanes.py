@@ -36,14 +36,18 @@ class Failure:
 
     def record(self, label: str, error: BaseException) -> None:
         if self.error is None:
-            known = isinstance(error, FlexInferError)
-            self.error = error if known else EngineError(f"{label} failed: {describe(error)}")  # type: ignore[assignment]
-            self.error.__cause__ = None if known else error
+            self.error = error if isinstance(error, FlexInferError) else _named(label, error)
         self.stopped.set()
 
     def raise_if_set(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+def _named(label: str, error: BaseException) -> EngineError:
+    named = EngineError(f"{label} failed: {describe(error)}")
+    named.__cause__ = error
+    return named
 
 
 class LaneHandle(Handle):
