@@ -38,12 +38,12 @@ types: install
 	    -p flexinfer
 
 test: install model lint types
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 # Hours rather than minutes: fresh and many draws for every property, sanitizers, an install without a compiler, and the
 # oldest versions that pyproject.toml allows.
 test-full: install model lint types
-	FLEXINFER_FUZZ=1 $(BIN)/python -m pytest -m "slow or not slow"
+	FLEXINFER_FUZZ=1 $(BIN)/pytest -m "slow or not slow"
 	$(MAKE) test-floors
 
 # Downloads several GB into an environment of its own
@@ -51,7 +51,7 @@ test-floors: model
 	$(PYTHON) -m venv build/floors
 	build/floors/bin/python -m pip install --quiet -c tests/floors.txt scikit-build-core cmake ninja
 	build/floors/bin/python -m pip install --quiet -c tests/floors.txt --no-build-isolation '.[test]'
-	build/floors/bin/python -m pytest
+	build/floors/bin/pytest
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

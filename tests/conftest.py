@@ -17,6 +17,10 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# `python -m pytest` puts the root on sys.path, and its folder "kernels" where transformers looks for another project's.
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
+os.environ["PYTHONSAFEPATH"] = "1"
+
 # The emulated machine runs several threads, and each that calls torch gets an OpenMP team of its own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

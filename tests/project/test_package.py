@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,12 @@ def test_no_folder_of_the_repository_is_a_module(name: str, tmp_path: Path) -> N
     program = f"import importlib.util as u; import flexinfer; print(u.find_spec({name!r}))"
     spec = run_python(program, tmp_path).strip()
     assert spec == "None" or str(ROOT) not in spec
+
+
+@pytest.mark.parametrize("name", ["kernels", "estimator"])
+def test_nor_is_it_one_in_the_tests_themselves(name: str) -> None:
+    spec = importlib.util.find_spec(name)
+    assert spec is None or str(ROOT) not in str(spec)
 
 
 def test_transformers_builds_a_model_beside_our_kernels(tmp_path: Path) -> None:
