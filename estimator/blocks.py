@@ -16,8 +16,10 @@ NORM_OPS = {"rms": 6, "layer": 1}
 """Small ops in a norm: the RMS norm squares, averages, roots and scales, widened to float32; the other is one call."""
 ROPE_OPS = 10
 """Rotating q and k: two products, a sum and a swap of halves each."""
-APPEND_OPS = 5
-"""Making q, k and v contiguous, and writing K and V rows into the cache."""
+COPIES = 3
+"""K rows, V rows and the block's result are copied into their places."""
+VIEW_OPS = 7
+"""Some thirty views of heads, groups and cache rows, which cost a quarter of a call each."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def small_calls(spec: ModelSpec) -> dict[Block, int]:
     """Element-wise calls of a block, as this module counts them: what elementwise.fixed_s is multiplied with."""
     norm = NORM_OPS[spec.norm]
     heads = 2 * (ROPE_OPS // 2 * (spec.rope is not None) + norm * spec.qk_norm)
-    return {"attention": norm + heads + APPEND_OPS + 1, "mlp": norm + 1 + (2 if spec.gated_mlp else 1)}
+    return {"attention": norm + heads + COPIES + VIEW_OPS + 1, "mlp": norm + 1 + (2 if spec.gated_mlp else 1)}
 
 
 def attention_costs(spec: ModelSpec, device: DeviceCosts, layer: int, rows: Rows) -> AttentionCosts:
@@ -95,10 +97,11 @@ def attention_costs(spec: ModelSpec, device: DeviceCosts, layer: int, rows: Rows
     output = _grouped(device, [m for m in matrices if m[0] == "o.weight"], rows.total, group)
     norm_ops = NORM_OPS[spec.norm]
     norm = _small_ops(spec, device, rows.total, spec.hidden_size, norm_ops)
-    head_ops = small_calls(spec)["attention"] - norm_ops - APPEND_OPS - 1
+    head_ops = small_calls(spec)["attention"] - norm_ops - COPIES - VIEW_OPS - 1
     # half of these are for q and half for k
     turned = _small_ops(spec, device, rows.total, (spec.q_size + spec.kv_size) // 2, head_ops)
-    stored = _small_ops(spec, device, rows.total, (spec.q_size + 2 * spec.kv_size) // 3, APPEND_OPS)
+    copied = 2.0 * rows.total * (2 * spec.kv_size + spec.hidden_size) * spec.dtype_bytes
+    stored = device.elementwise(copied, COPIES + VIEW_OPS)
     residual = _small_ops(spec, device, rows.total, spec.hidden_size, 1)
     before = norm + projections + turned + stored
     return AttentionCosts(before, _attend(spec, device, layer, rows), output + residual)
