@@ -5,8 +5,8 @@
 
 MODEL is a folder or a .gguf file. Prefill is bound by arithmetic, decode by memory: the roofline of TTFT is the
 prompt's FLOPs over the peak FLOP/s that this machine reached just before, that of TPOT the weights and KV over its read
-bandwidth. Systems take turns, round by round, after one round of warm-up that is not counted; figures are medians. Peers
-run in this process with the same number of threads, on the same ids, greedy; what they generate is compared with ours.
+bandwidth. Systems take turns, round by round, after one round of warm-up that is not counted; figures are medians.
+Peers run in this process with the same number of threads, on the same ids, greedy; their tokens are compared with ours.
 
 Columns: TTFT and TPOT in milliseconds, their ratio to the roofline (1 is perfect), prediction for ours. A peer that is
 not installed is named and left out.
