@@ -8,8 +8,8 @@ from flexinfer.estimator.profile import CpuProfile, GpuProfile, HardwareProfile,
 
 HOP_S = 60e-6
 """Handing an op to another engine's thread and back, which real GPUs do by launching."""
-GPU_OP_S = 6e-6
-"""What the marks on an emulated device's tensors add to every small op."""
+GPU_OP_S = 12e-6
+"""What the marks on an emulated device's tensors add to every small op: 3.3 us a call, of views too, in a warm loop."""
 COPY_S = 80e-6
 """One copy: its op, and the sleep that throttles it, which wakes late."""
 GPU_ATTENTION_SHARE = 0.35

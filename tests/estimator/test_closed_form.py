@@ -143,6 +143,18 @@ def test_decode_is_integrated_over_its_steps(tiny: ModelSpec, placements: Kinds,
     assert estimate(tiny, both(one), work, profile)[1].time_s == pytest.approx(exact, rel=0.01)
 
 
+def test_layers_with_a_window_stop_growing(tiny: ModelSpec, placements: Kinds, machine) -> None:
+    """Two of four layers see 16 tokens at most: their KV reads stay as they are once the context is longer."""
+    windowed = replace(tiny, windows=(None, 16, None, 16))
+    plan, profile = both(phase("cpu", placements, ("cpu", 4))), machine(cpu_bytes=1e6)
+    short, long = (
+        [estimate(spec, plan, Workload(1, prompt, 2), profile)[1].time_s for spec in (tiny, windowed)]
+        for prompt in (16, 116)
+    )
+    assert long[0] - long[1] == pytest.approx(2 * 101 * 2 * 2 * 16 * 4 / 1e6)
+    assert short[0] - short[1] == pytest.approx(2 * 1 * 2 * 2 * 16 * 4 / 1e6)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "stream", "stream_kv", "delegated", "mixed"])
 def test_bytes_and_peaks_are_those_of_traffic_and_buffers(
     tiny: ModelSpec, placements: Kinds, machine, kind: str
