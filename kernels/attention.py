@@ -9,7 +9,7 @@ import torch
 
 from flexinfer.kernels import reference
 from flexinfer.kernels.levels import level
-from flexinfer.kernels.library import library
+from flexinfer.kernels.library import check_threads, library
 from flexinfer.kernels.team import team_size
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # Dtype of native/dtypes.h
@@ -118,8 +118,7 @@ def _check_numbers(window: int | None, softcap: float | None, threads: int) -> N
         raise ValueError(f"window: got {window}, wanted at least 1, or None")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: got {softcap}, wanted a positive number, or None")
-    if threads < 1:
-        raise ValueError(f"threads: got {threads}, wanted at least 1")
+    check_threads(threads)
 
 
 def _check_lengths(lengths_B: torch.Tensor, capacity: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+MAX_THREADS = 1024  # more is a mistake, and OpenMP's runtime crashes on numbers that are far too large
 NAME = "libflexinfer_kernels.so"
 ABI = 1  # kAbi of native/api.h
 
@@ -65,3 +66,9 @@ def library() -> ctypes.CDLL | None:
 def native() -> bool:
     """Whether the C++ kernels run; otherwise torch's do."""
     return library() is not None
+
+
+def check_threads(threads: int) -> None:
+    """Raises ValueError for a number of threads that no call can mean."""
+    if not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"threads: got {threads}, wanted 1 to {MAX_THREADS}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from flexinfer.host import available_threads
 from flexinfer.kernels.levels import level
-from flexinfer.kernels.library import library
+from flexinfer.kernels.library import check_threads, library
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -52,10 +52,8 @@ def peak_flops(dtype: Any, threads: int | None = None) -> float:
 
 
 def _checked_threads(threads: int | None) -> int:
-    if threads is None:
-        return available_threads()
-    if threads < 1:
-        raise ValueError(f"threads: got {threads}, wanted at least 1")
+    threads = available_threads() if threads is None else threads
+    check_threads(threads)
     return threads
 
 
