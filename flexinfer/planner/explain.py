@@ -7,6 +7,7 @@ from typing import Any
 
 from flexinfer.estimator import HardwareProfile
 from flexinfer.plan import Candidate
+from flexinfer.planner.break_even import MOST_BATCH
 from flexinfer.planner.reasons import binding, describe, describe_kv
 from flexinfer.planner.search import Choice
 from flexinfer.spec.model_spec import ModelSpec
@@ -99,7 +100,8 @@ def _crossings(choice: Choice) -> Iterator[str]:
     if tokens is not None:
         parts.append(f"in prefill, streaming all weights beats the CPU from {tokens} new tokens a sequence on")
     if batch is not None:
-        parts.append(f"in decode, the CPU beats it up to batch {batch}")
+        reach = f"at every batch up to {batch}" if batch == MOST_BATCH else f"up to batch {batch}"
+        parts.append(f"in decode, the CPU beats streaming {reach}")
     if parts:
         yield "Break-even: " + "; ".join(parts) + "."
 
