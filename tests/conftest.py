@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,54 @@ def demo_model() -> Path:
     if not found:
         pytest.skip("the demo model is not fetched: run scripts/fetch_demo_model.py or set FLEXINFER_DEMO_MODEL")
     return found[0]
+
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + ';' }}{% endfor %}assistant:"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of three layers as a folder, with a chat template and a tokenizer of 256 bytes and <end>."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "<end>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    path = tmp_path_factory.mktemp("tiny")
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        eos_token_id=256,
+        bos_token_id=None,
+    )
+    torch.manual_seed(3)
+    LlamaForCausalLM(config).save_pretrained(path)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", chat_template=TEMPLATE)
+    fast.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shipped machine, as one whose CPU was measured with one thread."""
+    from flexinfer.estimator import HardwareProfile
+
+    shipped = HardwareProfile.load("a100-icl")
+    path = tmp_path_factory.mktemp("profile") / "machine.json"
+    replace(shipped, name="machine", cpu=replace(shipped.cpu, threads=1)).save(path)
+    return path
+
+
+@pytest.fixture
+def shipped_profile(monkeypatch: pytest.MonkeyPatch, profile_file: Path) -> None:
+    """No measuring: a machine that is shipped, with one thread."""
+    monkeypatch.setenv("FLEXINFER_PROFILE", str(profile_file))
+    monkeypatch.setenv("FLEXINFER_THREADS", "1")
