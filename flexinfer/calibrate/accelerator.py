@@ -35,7 +35,7 @@ def measured_gpu(
     with torch.inference_mode():
         work = WorkSet(min(WORKSET_BYTES, free // 4), device)
         bench = accelerator_bench(device, work)
-        samples, noisy = all_samples(bench, (effort,), on_case)
+        samples, noisy = all_samples(bench, (effort,), on_case, alone=None)
         (call,) = measure_all([linear_case(bench, torch.float32, 1, TINY, TINY)], effort.case_s, bench.clock)
         copied = copy_rate(bench, effort.case_s)
         small = small_ops(bench, effort.dtypes, effort.case_s)

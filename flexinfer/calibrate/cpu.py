@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from flexinfer.calibrate.attention import decode_samples, prefill_samples
+from flexinfer.calibrate.bounds import bounded_decode, bounded_linear, bounded_prefill
 from flexinfer.calibrate.effort import Effort
 from flexinfer.calibrate.factors import Measured, efficiencies, peaks
 from flexinfer.calibrate.linear import OnCase, linear_case, linear_samples
@@ -42,8 +43,13 @@ def any_noise(results: Sequence[Measurement]) -> bool:
     return sum(result.noisy for result in results) > NOISY_SHARE * len(results)
 
 
-def all_samples(bench: Bench, efforts: Sequence[Effort], on_case: OnCase | None) -> tuple[Samples, bool]:
-    """Every sample of these efforts, and whether any of them was noisy."""
+def all_samples(
+    bench: Bench, efforts: Sequence[Effort], on_case: OnCase | None, alone: CpuProfile | None
+) -> tuple[Samples, bool]:
+    """Every sample of these efforts, and whether many of them were noisy.
+
+    Noisy ones are cut at what one thread takes (`alone`): beside a busy process two threads look 50 times as slow.
+    """
     linear: list[tuple[LinearSample, Measurement]] = []
     prefill: list[tuple[AttentionSample, Measurement]] = []
     decode: list[tuple[AttentionSample, Measurement]] = []
@@ -53,16 +59,29 @@ def all_samples(bench: Bench, efforts: Sequence[Effort], on_case: OnCase | None)
             prefill += prefill_samples(bench, dtype, effort, on_case)
             decode += decode_samples(bench, dtype, effort, on_case)
     noisy = any_noise([result for pairs in (linear, prefill, decode) for _, result in pairs])
-    return Samples(tuple(s for s, _ in linear), tuple(s for s, _ in prefill), tuple(s for s, _ in decode)), noisy
+    samples = Samples(
+        tuple(bounded_linear(s, alone) if r.noisy else s for s, r in linear),
+        tuple(bounded_prefill(s, alone) if r.noisy else s for s, r in prefill),
+        tuple(bounded_decode(s, alone) if r.noisy else s for s, r in decode),
+    )
+    return samples, noisy
 
 
 def measured_cpu(
-    threads: int, efforts: Sequence[Effort], work: WorkSet, patience: Patience, on_case: OnCase | None = None
+    threads: int,
+    efforts: Sequence[Effort],
+    work: WorkSet,
+    patience: Patience,
+    on_case: OnCase | None = None,
+    alone: CpuProfile | None = None,
 ) -> tuple[CpuProfile, bool]:
-    """The CPU with this many threads, and whether other processes or guests disturbed its measurements."""
+    """The CPU with this many threads, and whether other processes or guests disturbed its measurements.
+
+    alone: the same CPU with one thread, where that is known already.
+    """
     with torch_threads(threads), torch.inference_mode():
         bench = cpu_bench(threads, work, patience)
-        measured = _measured(bench, threads, efforts, on_case)
+        measured = _measured(bench, threads, efforts, on_case, alone)
         dispatch_s, step_overhead_s = dispatch_seconds(), step_seconds()
     peak = peaks(measured.samples.linear)
     profile = CpuProfile(
@@ -80,12 +99,14 @@ def measured_cpu(
     return profile, measured.noisy
 
 
-def _measured(bench: Bench, threads: int, efforts: Sequence[Effort], on_case: OnCase | None) -> Measured:
+def _measured(
+    bench: Bench, threads: int, efforts: Sequence[Effort], on_case: OnCase | None, alone: CpuProfile | None
+) -> Measured:
     """The single figures first, while there is patience: every estimate uses them."""
     case_s = efforts[0].case_s
     bytes_per_s = read_rate(threads, min(READ_BYTES, bench.work.nbytes))
     copied = copy_rate(bench, case_s)
     small = small_ops(bench, efforts[0].dtypes, case_s)
     (call,) = measure_all([linear_case(bench, torch.float32, 1, TINY, TINY)], case_s, bench.clock)
-    samples, noisy = all_samples(bench, efforts, on_case)
+    samples, noisy = all_samples(bench, efforts, on_case, alone)
     return Measured(bytes_per_s, copied, call.median_s, small, samples, noisy)

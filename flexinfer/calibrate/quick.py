@@ -58,11 +58,11 @@ def quick_profile(
     work = WorkSet(workset or workset_bytes())
     # With more threads than cores they wait for one another; that is how they will run, and no disturbance.
     patience = Patience() if threads <= available_threads() else Patience(0.0)
-    cpu, noisy = measured_cpu(threads, efforts, work, patience, progress)
-    profile = HardwareProfile(f"{cpu.name}, {threads} threads", "measured", cpu, noisy=noisy)
-    if split:
-        alone, one_noisy = measured_cpu(1, (one_thread,), work, patience, progress)
-        profile = replace(profile, cpu_one_thread=alone, noisy=noisy or one_noisy)
+    alone, alone_noisy = measured_cpu(1, (one_thread,), work, patience, progress) if split else (None, False)
+    cpu, noisy = measured_cpu(threads, efforts, work, patience, progress, alone)
+    profile = HardwareProfile(
+        f"{cpu.name}, {threads} threads", "measured", cpu, cpu_one_thread=alone, noisy=noisy or alone_noisy
+    )
     if torch.cuda.is_available():
         gpu, link = measured_gpu(torch.device("cuda", torch.cuda.current_device()), progress)
         profile = replace(profile, gpu=gpu, link=link)

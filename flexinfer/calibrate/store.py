@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,15 @@ from flexinfer.errors import ProfileError
 from flexinfer.estimator import HardwareProfile
 from flexinfer.host import fingerprint, fingerprint_differences, memory_limit_bytes
 from flexinfer.host.fingerprint import Fact
+from flexinfer.units import format_time
 
 log = logging.getLogger(__name__)
 
 IDENTITY = ("cpu", "system", "isa", "gpus", "visible_gpus")
 """What tells machines apart that may share a home folder; a change of anything else makes a file stale."""
+
+NOISY_KEPT_S = 600.0
+"""A profile measured on a busy machine is used this long, then measured again."""
 
 OnProgress = Callable[[float, str], None]
 """(share done, what is being measured)"""
@@ -107,6 +112,10 @@ def _usable(path: Path, facts: Mapping[str, Fact]) -> HardwareProfile | None:
     reason = stale_reason(profile, facts)
     if reason is not None:
         log.warning("the cached profile is stale (%s): measuring again", reason)
+        return None
+    age_s = time.time() - path.stat().st_mtime
+    if profile.noisy and age_s > NOISY_KEPT_S:
+        log.info("the cached profile was measured on a busy machine, %s ago: measuring again", format_time(age_s))
         return None
     log.debug("profile %s", path)
     return profile

@@ -94,7 +94,7 @@ def timed_runs(case: Case, budget_s: float, clock: Clock) -> Timed:
     spent_s = 0.0
     with RunQueue() as queue:
         while len(clean) < MOST_RUNS:
-            few = len(clean) < LEAST_RUNS
+            few = len(clean) + len(disturbed) < LEAST_RUNS
             if (clean or disturbed) and spent_s > budget_s * (OVERDRAFT if few else 1):
                 break
             elapsed_s, waited_s = _one_burst(case, clock, queue)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flexinfer.calibrate import accelerator, quick, selfcheck
+from flexinfer.calibrate.bounds import bounded_decode, bounded_linear, bounded_prefill
 from flexinfer.calibrate.cpu import any_noise, torch_threads
 from flexinfer.calibrate.effort import Effort, Heads
 from flexinfer.calibrate.factors import Measured, efficiencies, peaks
@@ -95,6 +96,21 @@ def test_factors_by_hand() -> None:
     assert found["attention_prefill"].eff_compute == pytest.approx(0.25)
     assert found["attention_decode"].eff_memory == pytest.approx(0.5)
     assert found["elementwise"].eff_memory == pytest.approx(4.0)
+
+
+def test_noisy_samples_are_cut_at_what_one_thread_takes() -> None:
+    alone = quick.quick_profile(1, efforts=(TINY,), workset=2**23).cpu
+    known, decode, prefill = (
+        alone.samples.linear[0],
+        alone.samples.attention_decode[0],
+        alone.samples.attention_prefill[0],
+    )
+    assert bounded_linear(replace(known, median_s=9.0), alone).median_s == pytest.approx(known.median_s)
+    assert bounded_decode(replace(decode, median_s=9.0), alone).median_s == pytest.approx(decode.median_s)
+    assert bounded_prefill(replace(prefill, median_s=9.0), alone).median_s == pytest.approx(prefill.median_s)
+    assert bounded_linear(replace(known, median_s=1e-9), alone).median_s == 1e-9
+    assert bounded_linear(replace(known, median_s=9.0), None).median_s == 9.0
+    assert bounded_linear(replace(known, dtype="float16", median_s=9.0), alone).median_s == 9.0
 
 
 def test_a_few_noisy_samples_are_no_noisy_machine() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,16 @@ def test_corrupt_file_is_replaced(measured: list[int], caplog: pytest.LogCapture
     assert measured == [2]
     assert "measuring again" in caplog.text
     assert HardwareProfile.load(the_file()).cpu.threads == 2
+
+
+def test_noisy_profile_is_used_for_a_while_then_measured_again(measured: list[int]) -> None:
+    replace(profile(), noisy=True).save(the_file())
+    cached_profile(2)
+    assert measured == []
+    long_ago = time.time() - 2 * store.NOISY_KEPT_S
+    os.utime(the_file(), (long_ago, long_ago))
+    cached_profile(2)
+    assert measured == [2]
 
 
 def test_hand_edited_figures_are_used(measured: list[int]) -> None:
