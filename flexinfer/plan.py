@@ -83,13 +83,16 @@ class PhasePlan:
     prefetch_depth: int = 2
 
     def __post_init__(self) -> None:
+        for name in ("head_slices", "prefetch_depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for index, layer in enumerate(self.layers):
             if "gpu" in (layer.attention.weights, layer.mlp.weights) and index not in self.resident:
                 raise ValueError(f"layer {index} computes with resident weights but is not resident")
 
     @property
     def uses_gpu(self) -> bool:
-        return self.head.compute == "gpu" or any(
+        return "gpu" in (self.embed, self.head.compute) or any(
             "gpu" in (p.attention.compute, p.mlp.compute, p.kv) for p in self.layers
         )
 

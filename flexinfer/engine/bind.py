@@ -21,7 +21,7 @@ from flexinfer.machine.base import BoundOp, BoundSchedule, Machine, Run
 from flexinfer.models import family_of
 from flexinfer.models.opset import OpSet
 from flexinfer.plan import Home
-from flexinfer.schedule.buffers import aligned, head_slice_rows
+from flexinfer.schedule.buffers import aligned, head_slice
 from flexinfer.schedule.inputs import input_fields
 from flexinfer.schedule.ops import Op, Schedule
 from flexinfer.spec.model_spec import Block, ModelSpec
@@ -380,9 +380,7 @@ class _Binder:
         return self.tensor("gpu", "head_input", self.workload.batch, self.p.spec.embedding_size)
 
     def _slice_rows(self, op: Op) -> Group:
-        rows = head_slice_rows(self.p.spec, self.p.head_slices)
-        first = (op.part or 0) * rows
-        return Group(first, min(rows, self.p.spec.vocab_size - first))
+        return Group(*head_slice(self.p.spec, self.p.head_slices, op.part or 0))
 
     def _staged_head(self, op: Op, rows: int) -> torch.Tensor:
         return self.tensor("gpu", f"stage.{op.slot}", rows, self.p.spec.embedding_size)

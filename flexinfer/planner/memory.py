@@ -42,7 +42,9 @@ class PhaseMemory:
         self._probe = lru_cache(maxsize=None)(self._measure)
 
     def bytes(self, strategy: Strategy, phase: Phase, layout: Layout) -> tuple[int, int]:
-        """(GPU, CPU)."""
+        """(GPU, CPU). A decode without steps holds nothing."""
+        if phase == "decode" and not self.workload.decode_steps:
+            return 0, 0
         count = self.spec.num_layers
         resident, gpu_kv = layout.resident, _kv_on_gpu(strategy, layout, count)
         same_kind = Layout(
@@ -77,7 +79,9 @@ def shortage(spec: ModelSpec, plan: Plan, workload: Workload, peaks: dict[Home, 
 
 def terms_of(spec: ModelSpec, plan: Plan, workload: Workload, device: Home) -> str:
     """The sum behind a peak, largest first: of the phase that needs more."""
-    phases: list[tuple[PhasePlan, Phase]] = [(plan.prefill, "prefill"), (plan.decode, "decode")]
+    phases: list[tuple[PhasePlan, Phase]] = [(plan.prefill, "prefill")]
+    if workload.decode_steps:
+        phases.append((plan.decode, "decode"))
     sums = [_by_kind(spec, phase_plan, phase, workload, device) for phase_plan, phase in phases]
     larger = max(sums, key=lambda kinds: sum(kinds.values()))
     ordered = sorted(larger.items(), key=lambda item: -item[1])

@@ -45,7 +45,14 @@ def block_buffer_bytes(spec: ModelSpec, block: Block) -> int:
 
 
 def head_slice_rows(spec: ModelSpec, slices: int) -> int:
+    """Rows of the largest slice."""
     return -(-spec.vocab_size // slices)
+
+
+def head_slice(spec: ModelSpec, slices: int, part: int) -> tuple[int, int]:
+    """(first row, rows) of one slice of the head. Slices differ by one row at most, whatever their number is."""
+    first, end = (spec.vocab_size * i // slices for i in (part, part + 1))
+    return first, end - first
 
 
 def head_slices_for(spec: ModelSpec) -> int:
@@ -210,10 +217,12 @@ def device_bytes(buffers: Iterable[Buffer], device: Home) -> int:
 
 
 def peak_bytes(spec: ModelSpec, plan: Plan, workload: Workload) -> dict[Home, int]:
-    """Peak of each device over prefill, the switch and decode."""
-    prefill = phase_buffers(spec, plan.prefill, "prefill", workload)
-    decode = phase_buffers(spec, plan.decode, "decode", workload)
+    """Peak of each device over prefill, the switch and decode, of which there is none when one token is asked for."""
     devices: tuple[Home, Home] = ("gpu", "cpu")
+    prefill = phase_buffers(spec, plan.prefill, "prefill", workload)
+    if not workload.decode_steps:
+        return {d: device_bytes(prefill, d) for d in devices}
+    decode = phase_buffers(spec, plan.decode, "decode", workload)
     phases = {d: max(device_bytes(prefill, d), device_bytes(decode, d)) for d in devices}
     return {d: max(phases[d], _switch_bytes(prefill, decode, plan, d)) for d in devices}
 

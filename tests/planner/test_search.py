@@ -302,6 +302,15 @@ def test_one_token_is_planned_for_prefill_alone(model: Model, h100: HardwareProf
     assert chosen.prefill.strategy == chosen.decode.strategy, "of equals, one strategy for both"
 
 
+def test_one_token_is_not_refused_for_a_decode_that_never_comes(small: ModelSpec, h100: HardwareProfile) -> None:
+    """The residents fit; the KV and activations of a split's decode would not."""
+    request = PlanRequest("cpu", "split", gpu_layers=6, gpu_memory_bytes=4 * 2**20)
+    work = Workload(64, 64, 1)
+    assert search(small, work, h100, request).chosen.times.gpu_peak_bytes <= 4 * 2**20
+    with pytest.raises(DoesNotFitError):
+        search(small, replace(work, new_tokens=2), h100, request)
+
+
 def test_a_lopsided_model_plans(small: ModelSpec, h100: HardwareProfile) -> None:
     """A vocabulary that dwarfs the layers, and one layer only."""
     for spec in (replace(small, vocab_size=400_000), replace(small, num_layers=1, windows=())):

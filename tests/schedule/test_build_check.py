@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, LayerPlacement, Phase, PhasePlan
-from flexinfer.schedule.buffers import device_bytes, phase_buffers
+from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, Home, LayerPlacement, Phase, PhasePlan, Plan
+from flexinfer.schedule.buffers import device_bytes, head_slice, head_slice_rows, peak_bytes, phase_buffers
 from flexinfer.schedule.build import build
 from flexinfer.schedule.check import buffer_names, check
 from flexinfer.spec.model_spec import ModelSpec, RopeSpec
@@ -27,10 +27,10 @@ PLACEMENTS = (
 HEADS = ((ON_CPU, 1), (ON_GPU, 1), (STREAMED, 3))
 
 
-def phase_plan(layers: list[LayerPlacement], head: int, depth: int) -> PhasePlan:
+def phase_plan(layers: list[LayerPlacement], head: int, depth: int, embed: Home = "cpu") -> PhasePlan:
     placement, slices = HEADS[head]
     resident = tuple(i for i, p in enumerate(layers) if "gpu" in (p.attention.weights, p.mlp.weights))
-    return PhasePlan("test", tuple(layers), resident, head=placement, head_slices=slices, prefetch_depth=depth)
+    return PhasePlan("test", tuple(layers), resident, embed, placement, slices, depth)
 
 
 plans = st.builds(
@@ -38,6 +38,7 @@ plans = st.builds(
     st.lists(st.sampled_from(PLACEMENTS), min_size=1, max_size=6),
     st.integers(0, 2),
     st.integers(1, 4),
+    st.sampled_from(["cpu", "gpu"]),
 )
 phases: st.SearchStrategy[Phase] = st.sampled_from(["prefill", "decode"])
 
@@ -106,6 +107,26 @@ def test_peak_grows_with_batch_and_length() -> None:
         for batch, length in ((1, 8), (2, 8), (2, 64), (4, 64))
     ]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+def test_one_token_needs_the_memory_of_prefill_alone() -> None:
+    spec, small, large = spec_of(2), phase_plan([PLACEMENTS[0]] * 2, 0, 2), phase_plan([PLACEMENTS[1]] * 2, 1, 2)
+    assert peak_bytes(spec, Plan(small, large), Workload(1, 8, 1))["gpu"] == 0
+    assert peak_bytes(spec, Plan(small, large), Workload(1, 8, 2))["gpu"] > 0
+
+
+@given(st.integers(1, 400), st.integers(1, 500))
+def test_slices_of_a_head_cover_it_once(vocab: int, slices: int) -> None:
+    spec = replace(spec_of(1), vocab_size=vocab)
+    parts = [head_slice(spec, slices, part) for part in range(slices)]
+    assert [row for first, count in parts for row in range(first, first + count)] == list(range(vocab))
+    assert max(count for _, count in parts) <= head_slice_rows(spec, slices)
+
+
+@pytest.mark.parametrize("name", ["head_slices", "prefetch_depth"])
+def test_counts_of_a_plan_are_at_least_one(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        PhasePlan("test", (PLACEMENTS[0],), **{name: 0})
 
 
 def test_a_layer_on_the_gpu_must_be_resident() -> None:
