@@ -12,10 +12,10 @@ from flexinfer.calibrate.cpu import all_samples
 from flexinfer.calibrate.effort import GPU, Effort
 from flexinfer.calibrate.factors import Measured, efficiencies, peaks
 from flexinfer.calibrate.linear import OnCase, linear_case
-from flexinfer.calibrate.ops import accelerator_bench
-from flexinfer.calibrate.overhead import dispatch_seconds
+from flexinfer.calibrate.ops import accelerator_bench, cpu_bench
+from flexinfer.calibrate.overhead import overheads
 from flexinfer.calibrate.small_ops import small_ops
-from flexinfer.calibrate.timing import Case, Clock, measure_all
+from flexinfer.calibrate.timing import Case, Clock, Patience, measure_all
 from flexinfer.calibrate.traffic import copy_rate
 from flexinfer.calibrate.workset import WorkSet
 from flexinfer.estimator.profile import GpuProfile, LinkProfile
@@ -25,6 +25,7 @@ WORKSET_BYTES = 2 * 2**30
 LINK_BYTES = 64 * 2**20
 SMALL_COPY_BYTES = 4096
 TINY = 64
+HOST_BYTES = 2**26
 
 
 def measured_gpu(
@@ -39,9 +40,12 @@ def measured_gpu(
         (call,) = measure_all([linear_case(bench, torch.float32, 1, TINY, TINY)], effort.case_s, bench.clock)
         copied = copy_rate(bench, effort.case_s)
         small = small_ops(bench, effort.dtypes, effort.case_s)
+        # The executor runs on the host, after one of whose own products it is timed.
+        host = cpu_bench(torch.get_num_threads(), WorkSet(HOST_BYTES), Patience())
+        dispatch_s, step_overhead_s = overheads(host, effort.case_s)
         link = measured_link(device, effort.case_s)
     # A copy within the device reads and writes every byte.
-    measured = Measured(2 * copied, copied, call.median_s, small, samples, noisy)
+    measured = Measured(2 * copied, copied, call.median_s, small, dispatch_s, step_overhead_s, samples, noisy)
     peak = peaks(samples.linear)
     name = torch.get_device_module(device).get_device_name(device)
     gpu = GpuProfile(
@@ -50,7 +54,7 @@ def measured_gpu(
         memory_bytes_per_s=measured.bytes_per_s,
         peak_flops_per_s=peak,
         efficiency=efficiencies(measured, peak),
-        dispatch_s=dispatch_seconds(),
+        dispatch_s=measured.dispatch_s,
         samples=samples,
     )
     return gpu, link

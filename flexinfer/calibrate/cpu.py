@@ -13,7 +13,7 @@ from flexinfer.calibrate.effort import Effort
 from flexinfer.calibrate.factors import Measured, efficiencies, peaks
 from flexinfer.calibrate.linear import OnCase, linear_case, linear_samples
 from flexinfer.calibrate.ops import Bench, cpu_bench
-from flexinfer.calibrate.overhead import dispatch_seconds, step_seconds
+from flexinfer.calibrate.overhead import overheads
 from flexinfer.calibrate.small_ops import small_ops
 from flexinfer.calibrate.timing import Measurement, Patience, measure_all
 from flexinfer.calibrate.traffic import copy_rate, read_rate
@@ -82,7 +82,6 @@ def measured_cpu(
     with torch_threads(threads), torch.inference_mode():
         bench = cpu_bench(threads, work, patience)
         measured = _measured(bench, threads, efforts, on_case, alone)
-        dispatch_s, step_overhead_s = dispatch_seconds(), step_seconds()
     peak = peaks(measured.samples.linear)
     profile = CpuProfile(
         name=cpu_model(),
@@ -92,8 +91,8 @@ def measured_cpu(
         copy_bytes_per_s=measured.copy_bytes_per_s,
         peak_flops_per_s=peak,
         efficiency=efficiencies(measured, peak),
-        dispatch_s=dispatch_s,
-        step_overhead_s=step_overhead_s,
+        dispatch_s=measured.dispatch_s,
+        step_overhead_s=measured.step_overhead_s,
         samples=measured.samples,
     )
     return profile, measured.noisy
@@ -108,5 +107,6 @@ def _measured(
     copied = copy_rate(bench, case_s)
     small = small_ops(bench, efforts[0].dtypes, case_s)
     (call,) = measure_all([linear_case(bench, torch.float32, 1, TINY, TINY)], case_s, bench.clock)
+    dispatch_s, step_overhead_s = overheads(bench, case_s)
     samples, noisy = all_samples(bench, efforts, on_case, alone)
-    return Measured(bytes_per_s, copied, call.median_s, small, samples, noisy)
+    return Measured(bytes_per_s, copied, call.median_s, small, dispatch_s, step_overhead_s, samples, noisy)

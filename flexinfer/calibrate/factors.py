@@ -18,6 +18,8 @@ class Measured:
     copy_bytes_per_s: float
     call_s: float
     small: SmallOps
+    dispatch_s: float
+    step_overhead_s: float
     samples: Samples
     noisy: bool
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-
 import torch
 
+from flexinfer.calibrate.ops import Bench
+from flexinfer.calibrate.small_ops import after_a_product
+from flexinfer.calibrate.timing import Case, measure_all
 from flexinfer.engine.sampling import SamplingParams, pick, sequence_keys
 from flexinfer.engine.step import StepInputs, StepParams, TokenFeed, fill_inputs
 from flexinfer.machine.arena import Arena
@@ -18,21 +17,26 @@ from flexinfer.schedule.ops import Op, Schedule
 from flexinfer.spec import load_spec
 from flexinfer.spec.workload import Workload
 
-OPS = 64
-STEPS = 25
+OPS = 2
 MODEL, CONTEXT = "llama2-7b", 256
 
 
-def dispatch_seconds() -> float:
-    """One op of the CPU engine that does nothing: the executor's own time."""
+def overheads(bench: Bench, case_s: float) -> tuple[float, float]:
+    """(dispatch_s, step_overhead_s) of a profile: what one op, and one step, cost beside the work in them."""
+    dispatched, step = measure_all([dispatch_case(bench), step_case(bench)], case_s, bench.clock)
+    return dispatched.median_s / OPS, step.median_s
+
+
+def dispatch_case(bench: Bench) -> Case:
+    """Ops of the CPU engine that do nothing."""
     body = tuple(BoundOp(Op("mlp", "cpu", layer=0, block="mlp"), lambda params: 0) for _ in range(OPS))
     schedule = Schedule("decode", Workload(1, 1, 2), (), tuple(bound.op for bound in body))
     player = Player(CpuMachine(Arena("CPU", None)), BoundSchedule(schedule, (), body))
-    return _median_seconds(lambda: player.step(None, None)) / OPS
+    return after_a_product(bench, torch.float32, "dispatch", player.step, None, None)
 
 
-def step_seconds() -> float:
-    """What a decode step of one sequence does beside its blocks: inputs are filled, a token is chosen greedily."""
+def step_case(bench: Bench) -> Case:
+    """A decode step of one sequence without its blocks: inputs are filled, a token is chosen greedily."""
     spec, workload = load_spec(MODEL), Workload(1, CONTEXT, 2)
     buffer = torch.empty(input_bytes(spec, "decode", workload), dtype=torch.uint8)
     inputs = StepInputs(buffer, input_fields(spec, "decode", workload))
@@ -43,13 +47,4 @@ def step_seconds() -> float:
         fill_inputs(inputs, spec, workload.kv_capacity, params, feed)
         pick(logits_BV.float(), SamplingParams(), [], keys, 1)
 
-    return _median_seconds(step)
-
-
-def _median_seconds(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return after_a_product(bench, torch.float32, "step", step)

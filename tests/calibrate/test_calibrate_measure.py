@@ -89,7 +89,7 @@ def test_factors_by_hand() -> None:
     )
     peak = peaks(samples.linear)
     assert peak == {"float32": 1e11, "bfloat16": pytest.approx(2e8), "float16": pytest.approx(2e8)}
-    measured = Measured(2e9, 1e9, 3e-6, SmallOps(1e-6, 8e9), samples, noisy=False)
+    measured = Measured(2e9, 1e9, 3e-6, SmallOps(1e-6, 8e9), 1e-6, 1e-4, samples, noisy=False)
     found = efficiencies(measured, peak)
     assert found["linear"].eff_memory == pytest.approx(2.0)
     assert found["linear"].fixed_s == 3e-6
