@@ -54,6 +54,15 @@ def restored_torch_settings() -> Iterator[None]:
         torch.set_num_threads(before[1])
 
 
+@pytest.fixture
+def fake_cuda() -> None:
+    """For tests on fake cuda tensors: a build of torch with CUDA asks a driver for them, which has to be there."""
+    import torch
+
+    if torch.version.cuda is not None and not torch.cuda.is_available():
+        pytest.skip("this torch is built with CUDA and finds no GPU; a CPU build needs none for fake cuda tensors")
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The real model's .gguf file, from FLEXINFER_DEMO_MODEL or .models/; the test is skipped where neither is."""

@@ -102,10 +102,10 @@ def test_a_misspelt_variable_stops_a_load(tiny_model, monkeypatch):
         FlexInfer.from_pretrained(tiny_model)
 
 
-def test_the_environment_is_not_read_at_import():
+def test_the_environment_is_not_read_at_import(tmp_path):
     code = "import flexinfer, sys; flexinfer.FlexInfer; assert 'torch' not in sys.modules"
     environ = {"PATH": "/usr/bin", "FLEXINFER_DEVICE": "nonsense", "FLEXINFER_UNKNOWN": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

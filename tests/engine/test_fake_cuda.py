@@ -30,6 +30,8 @@ from flexinfer.spec import load_spec
 from flexinfer.spec.workload import Workload
 from flexinfer.weights import load_weights
 
+pytestmark = pytest.mark.usefixtures("fake_cuda")
+
 SMALL = {"vocab_size": 97, "max_position_embeddings": 64}
 LLAMA = {
     **SMALL,
@@ -158,7 +160,7 @@ def test_gpu_ops_meet_the_right_devices_shapes_and_dtypes(
     family: str, plan: str, dtype: str, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp(family)
-    transformers.AutoModelForCausalLM.from_config(CONFIGS[family], dtype=torch.float32).save_pretrained(path)
+    transformers.AutoModelForCausalLM.from_config(CONFIGS[family]).save_pretrained(path)
     spec = load_spec(path, dtype=dtype)
     adapter = FakeCuda()
     machine = OneAtATime(adapter, 1 << 30, Arena("CPU", None))
@@ -177,7 +179,7 @@ def test_gpu_ops_meet_the_right_devices_shapes_and_dtypes(
 
 def test_a_cpu_tensor_among_gpu_tensors_raises(tmp_path: Any) -> None:
     """The net has teeth: an input left on the CPU is an error that names the op."""
-    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=torch.float32).save_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]).save_pretrained(tmp_path)
     spec = load_spec(tmp_path, dtype="float32")
 
     class Careless(FakeCuda):

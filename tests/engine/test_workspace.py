@@ -86,7 +86,7 @@ def phase(layer: LayerPlacement, head: Any, slices: int = 1) -> PhasePlan:
 def test_temporaries_fit_the_declared_workspace(
     family: str, shape: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transformers.AutoModelForCausalLM.from_config(CONFIGS[family], dtype=torch.float32).save_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_config(CONFIGS[family]).save_pretrained(tmp_path)
     spec, workload = load_spec(tmp_path, dtype="float32"), Workload(*shape)
     measured: dict[str, int] = {}
     plans = [

@@ -52,6 +52,7 @@ def byte_vocabulary() -> tuple[list[str], list[str]]:
 
 def write_gguf(path: Path, kind: str, pre: str | None = None, **scalars) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
     if kind == "gpt2":
         tokens, merges = byte_vocabulary()
         writer.add_token_types([3, 3, *[1] * (len(tokens) - 3), 4])

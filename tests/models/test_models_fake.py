@@ -19,6 +19,8 @@ from flexinfer.models.opset import TorchOps
 from flexinfer.models.rope import RopeRows
 from flexinfer.spec import ModelSpec
 
+pytestmark = pytest.mark.usefixtures("fake_cuda")
+
 OPS = TorchOps()
 BATCH, NEW, CAPACITY = 2, 5, 16
 SHAPES = [

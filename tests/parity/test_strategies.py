@@ -67,7 +67,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> list[int]:
 @pytest.fixture(scope="module", params=CONFIGS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[request.param], dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[request.param]).eval()
     for name, parameter in model.named_parameters():
         if "bias" in name or "norm" in name:
             torch.nn.init.normal_(parameter, mean=1.0 if "weight" in name else 0.0, std=0.1)
