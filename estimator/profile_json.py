@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from flexinfer.errors import ProfileError
+from flexinfer.errors import ProfileError, UserError
 from flexinfer.estimator.paths import profiles_folder, shipped_profiles
 from flexinfer.estimator.profile import (
     DTYPES,
@@ -28,6 +26,7 @@ from flexinfer.estimator.profile import (
     OpClass,
     Samples,
 )
+from flexinfer.whole_file import WholeFile
 
 T = TypeVar("T")
 
@@ -264,17 +263,12 @@ def load_profile(profile: str | Path) -> HardwareProfile:
 def save_profile(profile: HardwareProfile, path: str | Path) -> None:
     """See HardwareProfile.save. Raises ProfileError when the folder cannot be written."""
     target = Path(path)
-    text = json.dumps(profile_to_json(profile), indent=2) + "\n"
-    temporary: str | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, target)
-        temporary = None
     except OSError as error:
-        raise ProfileError(f"{target}: cannot write the profile ({error.strerror})") from None
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        raise ProfileError(f"{target} cannot be written: {error.strerror}") from None
+    try:
+        with WholeFile(target) as file:
+            file.write(json.dumps(profile_to_json(profile), indent=2) + "\n")
+    except UserError as error:
+        raise ProfileError(str(error)) from None

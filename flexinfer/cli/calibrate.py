@@ -6,10 +6,11 @@ import click
 
 from flexinfer import settings
 from flexinfer.cli.options import COUNT, DEVICE, verbosity
-from flexinfer.cli.output import WholeFile, measure_progress, print_json, say, show
+from flexinfer.cli.output import measure_progress, print_json, say, show
 from flexinfer.errors import ProfileError, UserError
 from flexinfer.estimator import HardwareProfile
 from flexinfer.units import format_rate
+from flexinfer.whole_file import WholeFile
 
 
 @click.command()

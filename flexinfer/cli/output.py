@@ -1,16 +1,13 @@
-"""Where results, progress and files go: results to stdout, everything else to stderr, files whole or not at all."""
+"""Where results and progress go: results to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -104,56 +101,3 @@ def measure_progress() -> Iterator[Any]:
         yield on_measure
     finally:
         line.clear()
-
-
-class WholeFile:
-    """A file that appears with all its content or not at all: written beside its place, then renamed.
-
-    Opening it already shows whether it can be written, before any work is done for it. What is no regular file, such
-    as a device or a pipe, is written directly. Raises UserError for an unwritable place and a full disk.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(os.path.realpath(path))
-        self._temporary: Path | None = None
-        with _writing(path):
-            if self._path.is_dir():
-                raise IsADirectoryError(21, "it is a folder")
-            if self._path.exists() and not self._path.is_file():
-                self._file: IO[str] = self._path.open("w", encoding="utf-8")
-                return
-            self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
-            self._file = self._temporary.open("x", encoding="utf-8")
-
-    def write_json(self, value: Any) -> None:
-        """Writes and puts the file in its place."""
-        with _writing(str(self._path)):
-            json.dump(value, self._file)
-            self._file.flush()
-            if self._temporary is not None:
-                os.fsync(self._file.fileno())
-                self._file.close()
-                os.replace(self._temporary, self._path)
-                self._temporary = None
-
-    def close(self) -> None:
-        """Removes what was not completed."""
-        with contextlib.suppress(OSError):  # a full disk again, which write_json has reported
-            self._file.close()
-        if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
-            self._temporary = None
-
-    def __enter__(self) -> WholeFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-@contextmanager
-def _writing(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -12,11 +12,12 @@ import click
 
 from flexinfer.api import FlexInfer
 from flexinfer.cli.options import SAMPLING_NAMES, load_options, sampling_options, take_load_options
-from flexinfer.cli.output import ProgressLine, WholeFile, load_progress, measure_progress, print_json, say, say_if, show
+from flexinfer.cli.output import ProgressLine, load_progress, measure_progress, print_json, say, say_if, show
 from flexinfer.errors import UserError
 from flexinfer.planning import ChosenPlan
 from flexinfer.report import eta_warning, times_table
 from flexinfer.result import GenerateResult
+from flexinfer.whole_file import WholeFile
 
 if TYPE_CHECKING:
     from flexinfer.engine.request import Request
