@@ -21,6 +21,7 @@ from flexinfer.cli.output import show
 from flexinfer.cli.plan import plan
 from flexinfer.cli.run import run
 from flexinfer.errors import FlexInferError
+from flexinfer.waiting import spin_briefly
 
 INTERNAL, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -40,6 +41,7 @@ for command in (run, chat, plan, calibrate, doctor):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits with its code. Whatever goes wrong is one line on stderr."""
+    spin_briefly()
     _prepare_logging()
     _prepare_streams()
     sys.exit(_closed(_run(arguments)))
