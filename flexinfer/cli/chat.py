@@ -11,7 +11,7 @@ import click
 
 from flexinfer.api import FlexInfer
 from flexinfer.cli.options import SAMPLING_NAMES, load_options, sampling_options, take_load_options
-from flexinfer.cli.output import load_progress, measure_progress, say, say_if, show
+from flexinfer.cli.output import OutputError, load_progress, measure_progress, say, say_if, show
 from flexinfer.errors import DoesNotFitError, UserError
 from flexinfer.report import eta_warning
 from flexinfer.units import format_time
@@ -72,6 +72,8 @@ class Conversation:
         elif line:
             try:
                 self._answer(line)
+            except OutputError:
+                raise
             except (UserError, DoesNotFitError) as error:
                 say(f"{error} (/clear forgets the conversation)")
 

@@ -1,66 +1,82 @@
-"""`flexinfer`: the commands, and what each way of ending exits with."""
+"""`flexinfer`: runs a command, and what each way of ending exits with.
+
+The commands are imported when they are to run: Ctrl-C is one line from the first moment on, imports included.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import io
+import errno
 import logging
 import os
+import signal
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import click
-
-import flexinfer
-from flexinfer.cli.calibrate import calibrate
-from flexinfer.cli.chat import chat
-from flexinfer.cli.doctor import doctor
-from flexinfer.cli.output import show
-from flexinfer.cli.plan import plan
-from flexinfer.cli.run import run
+from flexinfer.cli.process import Interrupts, Terminated, close_stdout, open_streams, signals
 from flexinfer.errors import FlexInferError
-from flexinfer.waiting import spin_briefly
 
-INTERNAL, BAD_INPUT, INTERRUPTED = 1, 2, 130
+if TYPE_CHECKING:
+    import click
 
+INTERNAL, BAD_INPUT, DOES_NOT_FIT, INTERRUPTED = 1, 2, 3, 130
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(flexinfer.__version__, prog_name="flexinfer")
-@click.pass_context
-def cli(context: click.Context) -> None:
-    """Run language models that do not fit the GPU: planned per phase, and priced before they run."""
-    if context.invoked_subcommand is None:
-        show(context.get_help())
-
-
-for command in (run, chat, plan, calibrate, doctor):
-    cli.add_command(command)
+_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EBADF, errno.EDQUOT, errno.EFBIG)
+"""What writing fails with. Without a file's name it was stdout: our files report by themselves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits with its code. Whatever goes wrong is one line on stderr."""
-    spin_briefly()
+    open_streams()
+    try:
+        with signals() as interrupts:
+            code = _closed(_run(arguments, interrupts))
+    except KeyboardInterrupt:  # once more, while the first one was being dealt with
+        code = _fail("interrupted", INTERRUPTED)
+    if arguments is None:  # the process ends with this command, and that is not to be broken off
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
+
+
+def _run(arguments: Sequence[str] | None, interrupts: Interrupts) -> int:
+    try:
+        return _command(arguments)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except Terminated as stop:
+        return _fail("terminated", int(stop.code or INTERNAL))
+    except FlexInferError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        return _refused(error)
+    except MemoryError:
+        return _fail("this machine has no memory left for it; free some, or ask for less", DOES_NOT_FIT)
+    except Exception as error:  # the last resort: one line instead of a traceback
+        if interrupts.explain_an_error():
+            return _fail("interrupted", INTERRUPTED)
+        return _internal(error)
+
+
+def _command(arguments: Sequence[str] | None) -> int:
     _prepare_logging()
-    _prepare_streams()
-    sys.exit(_closed(_run(arguments)))
+    import click
 
+    from flexinfer.cli.commands import cli
 
-def _run(arguments: Sequence[str] | None) -> int:
     try:
         cli.main(args=None if arguments is None else list(arguments), prog_name="flexinfer", standalone_mode=False)
         return 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", INTERRUPTED)
+    except click.Abort:
+        raise KeyboardInterrupt from None
     except click.ClickException as error:
         return _fail(_usage(error), BAD_INPUT)
-    except FlexInferError as error:
-        return _fail(str(error), error.exit_code)
-    except Exception as error:  # the last resort: one line instead of a traceback
-        return _internal(error)
+    except Terminated:
+        raise
+    except SystemExit:  # click's way out when the reader of its own text, such as --help, has left
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from None
 
 
 def _usage(error: click.ClickException) -> str:
@@ -69,28 +85,38 @@ def _usage(error: click.ClickException) -> str:
     return " ".join(error.format_message().split()) + where
 
 
+def _refused(error: OSError) -> int:
+    """What the system does not allow or have: a file that may not be read, an output that nobody takes."""
+    _show_traceback()
+    said = error.strerror or str(error)
+    if error.filename is None and error.errno in _OUTPUT_ERRORS:
+        return _fail(f"the output cannot be written: {said}", BAD_INPUT)
+    return _fail(f"{error.filename}: {said}" if error.filename is not None else said, BAD_INPUT)
+
+
 def _internal(error: Exception) -> int:
-    if logging.getLogger("flexinfer").isEnabledFor(logging.DEBUG):
-        traceback.print_exc()
+    _show_traceback()
     text = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     return _fail(f"internal error: {said} (-v shows where)", INTERNAL)
 
 
+def _show_traceback() -> None:
+    if logging.getLogger("flexinfer").isEnabledFor(logging.DEBUG):
+        import traceback
+
+        traceback.print_exc()
+
+
 def _fail(line: str, code: int) -> int:
     with contextlib.suppress(OSError):  # nobody reads stderr either; the code still says it
-        click.echo(f"flexinfer: {' '.join(line.splitlines())}", err=True)
+        print(f"flexinfer: {' '.join(line.splitlines())}", file=sys.stderr, flush=True)
     return code
 
 
 def _closed(code: int) -> int:
-    """Flushes stdout while an error can still be reported, and keeps Python from trying once more at exit."""
-    try:
-        sys.stdout.flush()
-        return code
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return code or _fail(f"the output cannot be written: {error.strerror}", BAD_INPUT)
+    error = close_stdout()
+    return code if error is None or code else _fail(f"the output cannot be written: {error.strerror}", BAD_INPUT)
 
 
 def _prepare_logging() -> None:
@@ -102,10 +128,3 @@ def _prepare_logging() -> None:
     logger.setLevel(logging.WARNING)
     for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("TOKENIZERS_PARALLELISM", "false")):
         os.environ.setdefault(name, value)
-
-
-def _prepare_streams() -> None:
-    """Text that a terminal's encoding does not have is shown as "?", and broken input is refused where it is used."""
-    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "replace"), (sys.stdin, "surrogateescape")):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -15,9 +16,14 @@ from flexinfer.errors import UserError
 from flexinfer.units import format_size
 
 
-def say(text: str = "") -> None:
-    """A line for people, on stderr."""
-    click.echo(text, err=True)
+class OutputError(UserError):
+    """Results have nowhere to go: nothing more is worth computing."""
+
+
+def say(text: str = "", end: str = "\n") -> None:
+    """A line for people, on stderr. Results are not given up because nobody can read about them."""
+    with contextlib.suppress(OSError):
+        click.echo(text + end, err=True, nl=False)
 
 
 def say_if(text: str | None) -> None:
@@ -27,11 +33,11 @@ def say_if(text: str | None) -> None:
 
 
 def show(text: str = "", end: str = "\n") -> None:
-    """A result, on stdout, at once. Raises UserError when nobody takes it: a full disk, a reader that left."""
+    """A result, on stdout, at once. Raises OutputError when nobody takes it: a full disk, a reader that left."""
     try:
         click.echo(text + end, nl=False)
     except OSError as error:
-        raise UserError(f"the output cannot be written: {error.strerror}") from None
+        raise OutputError(f"the output cannot be written: {error.strerror}") from None
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -58,14 +64,14 @@ class ProgressLine:
             return
         self._last = now
         if self._tty:
-            click.echo("\r" + text.ljust(self._width), err=True, nl=False)
+            say("\r" + text.ljust(self._width), end="")
             self._width = len(text)
         else:
             say(text)
 
     def clear(self) -> None:
         if self._width:
-            click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
+            say("\r" + " " * self._width + "\r", end="")
             self._width = 0
 
 

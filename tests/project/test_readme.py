@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from flexinfer.cli.main import cli
+from flexinfer.cli.commands import cli
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"^ +(?:\.venv/bin/)?(flexinfer .*)$", README, re.MULTILINE)
+COMMANDS = re.findall(r"^ +(?:\.venv/bin/)?(flexinfer .*)$", README.replace("\\\n", " "), re.MULTILINE)
 
 
 def test_links_lead_to_files() -> None:
