@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from flexinfer.spec import ModelSpec, load_spec
 from flexinfer.weights.names import checkpoint_names
+
+BEFORE_5 = int(transformers.__version__.partition(".")[0]) < 5
 
 SIZES = {
     "vocab_size": 128,
@@ -89,12 +92,27 @@ class Tiny:
     store: Store
 
 
+def _attend_to_all_before(layer: Any, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A plain causal mask: transformers before 5 masks by the window in every layer, also those that have none."""
+    windowed = keywords["attention_mask"]
+    later = torch.arange(windowed.shape[-1]) > keywords["cache_position"].unsqueeze(-1)
+    plain = torch.zeros_like(windowed).masked_fill(later, torch.finfo(windowed.dtype).min)
+    return args, {**keywords, "attention_mask": plain}
+
+
 def _build(name: str, folder: Any) -> Tiny:
     family, options = CASES[name]
     torch.manual_seed(7)
     config = AutoConfig.for_model(family, **options)
     config.save_pretrained(folder)
+    if BEFORE_5 and (options.get("rope_scaling") or {}).get("rope_type") == "yarn":
+        # There the factor is read off the positions, whatever is stated
+        scaling = options["rope_scaling"]
+        config.max_position_embeddings = int(scaling["factor"] * scaling["original_max_position_embeddings"])
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+    if BEFORE_5 and "max_window_layers" in options:
+        for layer in model.model.layers[: options["max_window_layers"]]:
+            layer.register_forward_pre_hook(_attend_to_all_before, with_kwargs=True)
     for parameter in model.parameters():
         if parameter.dim() == 1:  # biases begin as zeros and norms as ones, which would hide a mix-up
             parameter.data += 0.2 * torch.randn_like(parameter)

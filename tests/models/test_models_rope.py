@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -15,6 +19,7 @@ from flexinfer.spec import ModelSpec, RopeSpec
 from flexinfer.spec.hf_config import spec_from_config
 
 FAR = 60_000
+BEFORE_5 = int(transformers.__version__.partition(".")[0]) < 5
 SCALINGS: dict[str, dict[str, Any] | None] = {
     "default": None,
     "linear": {"rope_type": "linear", "factor": 8.0},
@@ -58,17 +63,29 @@ def both(name: str, theta: float) -> tuple[Any, ModelSpec]:
         "rope_theta": theta,
         "rope_scaling": SCALINGS[name],
     }
-    config = AutoConfig.for_model(**{k: dict(v) if isinstance(v, dict) else v for k, v in values.items()})
-    return LlamaRotaryEmbedding(config), spec_from_config(values, name, "test")
+    return reference(values), spec_from_config(values, name, "test")
+
+
+def reference(values: dict[str, Any]) -> LlamaRotaryEmbedding:
+    """transformers' tables. For yarn, those before 5 read the factor off the positions, and round the ramp's ends
+    whatever `truncate` says: they are given the positions that make the factor, and the ends unrounded."""
+    scaling = dict(values["rope_scaling"] or {})
+    config = AutoConfig.for_model(**{**values, "rope_scaling": scaling or None})
+    if not (BEFORE_5 and scaling.get("rope_type") == "yarn"):
+        return LlamaRotaryEmbedding(config)
+    config.max_position_embeddings = int(scaling["factor"] * scaling["original_max_position_embeddings"])
+    unrounded = {} if scaling.get("truncate", True) else {"floor": float, "ceil": float}
+    with mock.patch("transformers.modeling_rope_utils.math", SimpleNamespace(**{**vars(math), **unrounded})):
+        return LlamaRotaryEmbedding(config)
 
 
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_tables_equal_transformers_at_position_60000(name: str, theta: float) -> None:
-    reference, spec = both(name, theta)
+    theirs, spec = both(name, theta)
     for first in (0, FAR):
         positions_BS = torch.arange(first, first + 7).unsqueeze(0)
-        want_cos, want_sin = reference(torch.empty(1, dtype=torch.float32), positions_BS)
+        want_cos, want_sin = theirs(torch.empty(1, dtype=torch.float32), positions_BS)
         got = rope_rows(spec, positions_BS, torch.tensor([first + 7]))
         torch.testing.assert_close(got.cos_BSH, want_cos, atol=1e-6, rtol=0)
         torch.testing.assert_close(got.sin_BSH, want_sin, atol=1e-6, rtol=0)

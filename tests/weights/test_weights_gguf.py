@@ -217,10 +217,10 @@ def test_frequency_factors_are_those_of_transformers() -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaling = {
-        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    config = LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=scaling)
+    config = LlamaConfig(hidden_size=256, num_attention_heads=2, rope_theta=500000.0, rope_scaling=scaling)
     wanted, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     rope = RopeSpec(type="llama3", theta=500000.0, factor=8.0, original_max_positions=8192)
     plain = torch.tensor([500000.0 ** (-2 * i / 128) for i in range(64)])
