@@ -137,6 +137,18 @@ class CpuOps(TorchOps):
 
     threads: int | None = None
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """One row of bfloat16 goes through torch's matrix-vector product: 1.4 times as fast as its linear.
+
+        Two threads of a Xeon with AMX, weights cold, GB/s of weights, linear and mv: bfloat16 8192 x 2048 20 and 27,
+        1536 x 576 16 and 23; float32 28 and 29; float16 14 and 8.
+        """
+        if weight.dtype != torch.bfloat16 or x.numel() != weight.shape[1]:
+            return super().linear(x, weight, bias)
+        row = x.reshape(-1)
+        out = torch.mv(weight, row) if bias is None else torch.addmv(bias, weight, row)
+        return out.view(*x.shape[:-1], -1)
+
     def decode_attention(
         self,
         q_BNH: torch.Tensor,
