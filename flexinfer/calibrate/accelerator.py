@@ -25,7 +25,7 @@ WORKSET_BYTES = 2 * 2**30
 LINK_BYTES = 64 * 2**20
 SMALL_COPY_BYTES = 4096
 TINY = 64
-HOST_BYTES = 2**26
+HOST_BYTES = 2**27
 
 
 def measured_gpu(

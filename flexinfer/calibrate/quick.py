@@ -57,7 +57,7 @@ def quick_profile(
     progress = Progress(on_progress, sum(map(case_count, efforts)) + split * case_count(one_thread))
     work = WorkSet(workset or workset_bytes())
     # With more threads than cores they wait for one another; that is how they will run, and no disturbance.
-    patience = Patience() if threads <= available_threads() else Patience(0.0)
+    patience = Patience() if threads <= available_threads() else Patience(left_s=0.0)
     alone, alone_noisy = measured_cpu(1, (one_thread,), work, patience, progress) if split else (None, False)
     cpu, noisy = measured_cpu(threads, efforts, work, patience, progress, alone)
     profile = HardwareProfile(

@@ -23,8 +23,8 @@ from flexinfer.models.rope import RopeRows, rotate
 HEADS, HEAD_DIM = 16, 64
 WIDTH = HEADS * HEAD_DIM
 FEW_ROWS, MANY_ROWS = 1, 256
-EVICTING = (1024, 1024)
-"""Its weight fills the caches that belong to a core."""
+EVICTING = (2048, 2048)
+"""About what a small model's layer reads between two runs of the same small op, and more than a core's own caches."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,19 @@ class Group:
         return 2 * self.calls * self.rows * WIDTH * dtype.itemsize
 
 
-def after_a_product(bench: Bench, dtype: torch.dtype, what: str, call: Call, *arguments: Any) -> Case:
-    """A case whose every call follows a product with a cold weight."""
-    x_MK = bench.activation(dtype, 1, EVICTING[1])
+def after_a_product(
+    bench: Bench,
+    dtype: torch.dtype,
+    what: str,
+    call: Call,
+    *arguments: Any,
+    matrix: tuple[int, int] = EVICTING,
+) -> Case:
+    """A case whose every call follows a product with a cold weight [out, in]."""
+    x_MK = bench.activation(dtype, 1, matrix[1])
 
     def prepare() -> tuple[Any, ...]:
-        bench.ops.linear(x_MK, bench.work.cut(dtype, *EVICTING))
+        bench.ops.linear(x_MK, bench.work.cut(dtype, *matrix))
         return arguments
 
     return Case(what, prepare, call)

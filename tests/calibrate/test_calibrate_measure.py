@@ -99,7 +99,7 @@ def test_factors_by_hand() -> None:
 
 
 def test_noisy_samples_are_cut_at_what_one_thread_takes() -> None:
-    alone = quick.quick_profile(1, efforts=(TINY,), workset=2**23).cpu
+    alone = quick.quick_profile(1, efforts=(TINY,), workset=2**25).cpu
     known, decode, prefill = (
         alone.samples.linear[0],
         alone.samples.attention_decode[0],
@@ -122,7 +122,7 @@ def test_a_few_noisy_samples_are_no_noisy_machine() -> None:
 def test_quick_profile_is_complete_and_survives_json() -> None:
     before, steps = torch.get_num_threads(), []
     profile = quick.quick_profile(
-        2, lambda done, what: steps.append((done, what)), efforts=(TINY,), one_thread=TINY, workset=2**23
+        2, lambda done, what: steps.append((done, what)), efforts=(TINY,), one_thread=TINY, workset=2**25
     )
     assert HardwareProfile.from_json(profile.to_json()) == profile
     assert (profile.kind, profile.cpu.threads, profile.gpu, profile.link) == ("measured", 2, None, None)
@@ -142,7 +142,7 @@ def test_quick_profile_is_complete_and_survives_json() -> None:
 
 
 def test_one_thread_is_measured_once() -> None:
-    profile = quick.quick_profile(1, efforts=(replace(TINY, dtypes=("float32",)),), workset=2**23)
+    profile = quick.quick_profile(1, efforts=(replace(TINY, dtypes=("float32",)),), workset=2**25)
     assert profile.cpu_one_thread is None
 
 

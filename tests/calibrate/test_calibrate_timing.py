@@ -58,8 +58,8 @@ def test_slow_calls_get_a_few_runs_and_very_slow_ones_a_single_one(monkeypatch: 
 
 def test_disturbed_calls_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeTime(monkeypatch, forever((0.5, 0.4), (0.01, 0.0)))
-    timed = timed_runs(case(fake.call), 0.05, Clock(patience=Patience(100.0)))
-    assert timed.times == pytest.approx([0.01] * len(timed.times))
+    timed = timed_runs(case(fake.call), 1.0, Clock(patience=Patience(100.0, 100.0)))
+    assert timed.times == pytest.approx([0.01] * timing.RUNS_AMONG_OTHERS)
     assert not timed.disturbed
 
 
@@ -71,11 +71,18 @@ def test_without_patience_the_few_clean_calls_still_count_alone(monkeypatch: pyt
 
 def test_calls_that_are_all_disturbed_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeTime(monkeypatch, forever((0.5, 0.4), (0.3, 0.2), (0.7, 0.6), (0.9, 0.8)))
-    patience = Patience(2.0)
+    patience = Patience(left_s=2.0, pass_s=2.0)
     (result,) = measure_all([case(fake.call)], 1.0, Clock(patience=patience))
     assert result.median_s == pytest.approx(0.3)
     assert result.noisy
-    assert patience.left_s < 0
+    assert 0 <= patience.left_s < 0.5
+
+
+def test_long_calls_leave_patience_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime(monkeypatch, forever((0.1, 0.05)))
+    patience = Patience(left_s=8.0, pass_s=0.15)
+    timed_runs(case(fake.call), 0.03, Clock(patience=patience))
+    assert patience.left_s == pytest.approx(7.9)
 
 
 def test_a_burst_is_timed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
