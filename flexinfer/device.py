@@ -8,9 +8,12 @@ from flexinfer.errors import DoesNotFitError
 from flexinfer.options import LoadOptions
 from flexinfer.units import format_size
 
+LIBRARY_BYTES = 512 << 20
+"""GPU memory left to the libraries' own workspaces and to what the allocator rounds up: the plan counts neither."""
+
 
 def on_this_machine(options: LoadOptions) -> LoadOptions:
-    """The device that is meant, and of a GPU the free memory where nobody set another size.
+    """The device that is meant, and of a GPU the free memory, less LIBRARY_BYTES, where nobody set another size.
 
     Raises UserError for a device that is not there, DoesNotFitError for more memory than is free on it.
     """
@@ -30,7 +33,7 @@ def on_this_machine(options: LoadOptions) -> LoadOptions:
             f"GPU memory: {format_size(wanted)} is asked for and {options.device} has {format_size(free)} free; "
             f"ask for less, or leave it out"
         )
-    return replace(options, gpu_memory_bytes=wanted or free)
+    return replace(options, gpu_memory_bytes=wanted or max(1, free - LIBRARY_BYTES))
 
 
 def within(options: LoadOptions, limit_bytes: int) -> LoadOptions:

@@ -110,17 +110,18 @@ def test_the_environment_is_not_read_at_import(tmp_path):
 
 
 def test_a_gpus_free_memory_is_the_limit(monkeypatch):
-    """On a stand-in for CUDA: what is asked for has to be free, and what is free is what nobody has to ask for."""
+    """On a stand-in for CUDA: what is asked for has to be free; without being asked, libraries are left their share."""
     from types import SimpleNamespace
 
     from flexinfer.device import on_this_machine
 
+    gib = 1 << 30
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("flexinfer.engine.devices.accelerator_device", torch.device)
-    monkeypatch.setattr("torch.get_device_module", lambda device: SimpleNamespace(mem_get_info=lambda d: (1000, 2000)))
+    monkeypatch.setattr("torch.get_device_module", lambda device: SimpleNamespace(mem_get_info=lambda d: (gib, 2 * gib)))
     free = on_this_machine(LoadOptions.resolve())
-    assert (free.device, free.gpu_memory_bytes) == ("cuda", 1000)
-    assert on_this_machine(LoadOptions.resolve(device="cuda:1", gpu_memory=900)).gpu_memory_bytes == 900
-    with pytest.raises(DoesNotFitError, match="cuda has 1000 B free"):
-        on_this_machine(LoadOptions.resolve(device="cuda", gpu_memory=1001))
+    assert (free.device, free.gpu_memory_bytes) == ("cuda", gib // 2)
+    assert on_this_machine(LoadOptions.resolve(device="cuda:1", gpu_memory=gib)).gpu_memory_bytes == gib
+    with pytest.raises(DoesNotFitError, match="cuda has 1.0 GiB free"):
+        on_this_machine(LoadOptions.resolve(device="cuda", gpu_memory=gib + 1))
     assert on_this_machine(LoadOptions.resolve(device="cpu")).gpu_memory_bytes is None
