@@ -41,11 +41,6 @@ class KvLayer(NamedTuple):
         """A group's sequences, as views."""
         return KvLayer(group.of(self.k_BKTH), group.of(self.v_BKTH))
 
-    def zero(self) -> None:
-        """Rows that nothing wrote are zero: masked attention multiplies them by zero, and they must be finite."""
-        self.k_BKTH.zero_()
-        self.v_BKTH.zero_()
-
 
 def kv_layer(buffer: torch.Tensor, shape_BKTH: tuple[int, int, int, int], dtype: torch.dtype) -> KvLayer:
     """Views of a uint8 buffer of schedule.buffers.kv_layer_bytes: K first, then V, each aligned."""

@@ -84,7 +84,7 @@ class Engine:
         held, self.held = self.held, None
         self._cached_ids = [[] for _ in range(workload.batch)]
         if workload.cached_tokens:
-            if held is None or held.workload.batch != workload.batch:
+            if held is None or not held.covers(workload):
                 raise UserError("cached_tokens: no earlier generation of this batch left its KV in the cache")
             self._cached_ids = [list(tokens[: workload.cached_tokens]) for tokens in held.tokens]
             self.memory.keep_only([*buffers, *held.buffers(self.spec)])
@@ -103,7 +103,8 @@ class Engine:
         new = self.memory.allocate(buffers)
         for buffer in new:
             if buffer.kind in ("kv", "staging") and buffer.name.startswith("kv"):
-                self._kv(buffer.device, buffer.name, workload).zero()
+                # Rows that nothing wrote are zero: masked attention multiplies them by zero, and they must be finite
+                self.machine.zero(self.memory.tensor(buffer.device, buffer.name))
         return list(resident_loads(new, self.spec, self.store, self.memory, self.machine))
 
     def _kv(self, device: Home, name: str, workload: Workload) -> KvLayer:

@@ -83,7 +83,9 @@ class TokenFeed:
     tokens: list[list[int]] = field(default_factory=list)
 
     def padded(self, new: int) -> torch.Tensor:
-        return torch.tensor([row + [0] * (new - len(row)) for row in self.tokens], dtype=torch.int64)
+        """[B, new]. A row is filled up with its own last token: of any other, nothing says that it computes finitely,
+        and what is masked is multiplied by zero."""
+        return torch.tensor([row + row[-1:] * (new - len(row)) for row in self.tokens], dtype=torch.int64)
 
 
 def fill_inputs(inputs: StepInputs, spec: ModelSpec, capacity: int, params: StepParams, feed: TokenFeed) -> None:

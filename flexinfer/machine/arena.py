@@ -23,17 +23,20 @@ class Arena:
     def held_bytes(self) -> int:
         return sum(self._held.values())
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so much can be reserved now."""
+        return self.limit_bytes is None or self.held_bytes + aligned(nbytes) <= self.limit_bytes
+
     def reserve(self, name: str, nbytes: int) -> None:
         if name in self._held:
             raise EngineError(f"{self.device} memory: {name} is reserved already")
-        after = self.held_bytes + aligned(nbytes)
-        if self.limit_bytes is not None and after > self.limit_bytes:
+        if not self.has_room(nbytes):
             raise DoesNotFitError(
                 f"{self.device} memory: {name} needs {format_size(nbytes)} on top of {format_size(self.held_bytes)}, "
-                f"and the limit is {format_size(self.limit_bytes)}"
+                f"and the limit is {format_size(self.limit_bytes or 0)}"
             )
         self._held[name] = aligned(nbytes)
-        self.peak_bytes = max(self.peak_bytes, after)
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def release(self, name: str) -> None:
         if name not in self._held:

@@ -81,6 +81,10 @@ class Machine(ABC):
     def release(self, tensor: torch.Tensor) -> None:
         """Called before a buffer's last reference goes; the content is lost."""
 
+    def zero(self, tensor: torch.Tensor) -> None:
+        """tensor[...] = 0, done on return: whatever engine touches it next finds zeros."""
+        tensor.zero_()
+
     # -- copies ---------------------------------------------------------------------------------------------------
 
     @abstractmethod

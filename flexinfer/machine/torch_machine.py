@@ -113,6 +113,12 @@ class TorchMachine(ThreadedMachine):
         if self.adapter.owns(tensor):
             self.adapter.synchronize()
 
+    def zero(self, tensor: torch.Tensor) -> None:
+        super().zero(tensor)
+        if self.adapter.owns(tensor):
+            # Queued on this thread's stream, which the engines' streams do not wait for
+            self.adapter.synchronize()
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self.adapter.copy(target, source)
 

@@ -13,6 +13,7 @@ from flexinfer.engine import Engine
 from flexinfer.engine.devices import DeviceConfig
 from flexinfer.errors import UserError
 from flexinfer.plan import ON_CPU, ON_GPU, STREAMED, LayerPlacement, PhasePlan, Plan
+from flexinfer.schedule.buffers import peak_bytes
 from flexinfer.spec import load_spec
 from flexinfer.spec.workload import Workload
 from flexinfer.weights import load_weights
@@ -96,6 +97,50 @@ def test_a_prefix_ends_where_tokens_differ_and_leaves_one_to_compute(folder: Pat
         assert held.common_prefix([[3], [14]]) == 0, "another batch"
         with pytest.raises(UserError, match="cached_tokens"):
             engine.prepare(plan("cpu"), Workload(3, 2, 2, 4))
+        run(engine, plan("cpu"), Workload(1, 6, 1), FIRST[:1])
+        with pytest.raises(UserError, match="cached_tokens"):
+            engine.prepare(plan("cpu"), Workload(1, 2, 2, 7))
+
+
+def homed(*gpu: int) -> Plan:
+    """Three layers on the GPU, with the KV of these there and the rest on the host."""
+    layers = tuple(LayerPlacement(ON_GPU, ON_GPU, "gpu" if layer in gpu else "cpu", "gpu") for layer in range(3))
+    phase = PhasePlan("homed", layers, (0, 1, 2))
+    return Plan(phase, phase)
+
+
+@pytest.fixture(scope="module")
+def kv_heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One token's KV is larger than one token's activations, so that nothing else leaves room for a second copy."""
+    torch.manual_seed(5)
+    path = tmp_path_factory.mktemp("heavy")
+    config = transformers.LlamaConfig(
+        vocab_size=67, hidden_size=12, intermediate_size=16, num_hidden_layers=3, num_attention_heads=3, head_dim=64,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("second", [(0, 1, 2), (1, 2), (0,), ()], ids=str)
+@pytest.mark.parametrize("first", [(0, 1, 2), (1, 2), (0,), ()], ids=str)
+def test_carrying_kv_takes_no_more_gpu_memory_than_the_plans(
+    kv_heavy: Path, first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """Short questions with long answers, so that the cache outgrows everything else, at the smallest budget that fits
+    each plan. A cache that shrinks, because less is asked for, is carried too."""
+    spec = load_spec(kv_heavy, "float32")
+    store = load_weights(kv_heavy, spec)
+    for news in ((80, 60), (100, 2)):
+        steps = [(homed(*first), Workload(1, 2, news[0])), (homed(*second), Workload(1, 3, news[1], news[0] + 1))]
+        budget = max(peak_bytes(spec, plan, workload)["gpu"] for plan, workload in steps)
+        with Engine(spec, store, DeviceConfig("emulated", budget, None, 1e10), threads=2) as engine:
+            (answer,) = run(engine, *steps[0], [[3, 14]])
+            turn = [3, 14, *answer, 15, 9]
+            got = run(engine, *steps[1], [turn[-3:]])
+            assert engine.machine.arena("gpu").peak_bytes <= budget
+        with Engine(spec, store, DeviceConfig("cpu"), threads=1) as engine:
+            assert got == run(engine, plan("cpu"), Workload(1, len(turn), news[1]), [turn])
 
 
 def test_a_failure_leaves_the_engine_usable_and_the_cache_empty(folder: Path) -> None:

@@ -194,3 +194,18 @@ def test_a_cpu_tensor_among_gpu_tensors_raises(tmp_path: Any) -> None:
             engine.generate(
                 PLANS["gpu"], Workload(1, 6, 3), [[1] * 6], lambda logits, step: [1], lambda step, new: [False]
             )
+
+
+def test_memory_is_zero_before_any_stream_touches_it() -> None:
+    """The calling thread's stream is none that the engines wait for: a copy could otherwise be zeroed after it."""
+    waits: list[str] = []
+
+    class Counting(FakeCuda):
+        def synchronize(self) -> None:
+            waits.append("device")
+
+    machine = TorchMachine(Counting(), 1 << 20, Arena("CPU", None))
+    machine.zero(machine.empty("cpu", 64))
+    assert waits == []
+    machine.zero(machine.empty("gpu", 64))
+    assert waits == ["device"]
