@@ -118,7 +118,9 @@ def test_a_gpus_free_memory_is_the_limit(monkeypatch):
     gib = 1 << 30
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("flexinfer.engine.devices.accelerator_device", torch.device)
-    monkeypatch.setattr("torch.get_device_module", lambda device: SimpleNamespace(mem_get_info=lambda d: (gib, 2 * gib)))
+    monkeypatch.setattr(
+        "torch.get_device_module", lambda device: SimpleNamespace(mem_get_info=lambda d: (gib, 2 * gib))
+    )
     free = on_this_machine(LoadOptions.resolve())
     assert (free.device, free.gpu_memory_bytes) == ("cuda", gib // 2)
     assert on_this_machine(LoadOptions.resolve(device="cuda:1", gpu_memory=gib)).gpu_memory_bytes == gib
