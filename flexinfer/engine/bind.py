@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -73,7 +74,7 @@ def weight_views(
 def resident_views(memory: Memory, spec: ModelSpec, name: str) -> dict[str, torch.Tensor]:
     """The GPU's copy of weights.L.block, weights.head, weights.head_norm or weights.embed."""
     buffer = memory.tensor("gpu", name)
-    block: Block = name.rsplit(".", 1)[1].removesuffix("_norm")  # type: ignore[assignment]
+    block = cast(Block, name.rsplit(".", 1)[1].removesuffix("_norm"))
     names = None
     if name == "weights.head_norm":
         names = frozenset(t.name for t in spec.block_tensors("head")) - {"out.weight"}
@@ -102,7 +103,7 @@ class _Binder:
         return [home for home in homes if (home, name) in self.p.memory]
 
     def bind(self, op: Op) -> Run:
-        return getattr(self, f"_{op.kind}")(op)  # type: ignore[no-any-return]
+        return cast(Run, getattr(self, f"_{op.kind}")(op))
 
     # -- tensors --------------------------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class _Binder:
 
     def weights(self, op: Op) -> Weights:
         """The weights that a compute op uses: the store's, a resident copy's, or a staging slot's."""
-        block: Block = op.block  # type: ignore[assignment]
+        block = cast(Block, op.block)
         if op.engine == "cpu":
             return self.p.store.block(op.layer, block)
         if op.slot is not None:
@@ -183,7 +184,7 @@ class _Binder:
         return self._send_between(op, self.logits)
 
     def _load_weights(self, op: Op) -> Run:
-        block: Block = op.block  # type: ignore[assignment]
+        block = cast(Block, op.block)
         source = self.p.store.block(op.layer, block)
         stage = weight_views(self.p.memory.tensor("gpu", f"stage.{op.slot}"), self.p.spec, block)
         return self._transfer(*((stage[name], source[name]) for name in stage))
@@ -255,7 +256,7 @@ class _Binder:
     def _attention_block(self, op: Op) -> AttentionBlock:
         device = self.device(op)
         spec, ops = self.p.spec, self.p.ops[device]
-        layer: int = op.layer  # type: ignore[assignment]
+        layer = cast(int, op.layer)
         return AttentionBlock(
             spec, self.family, ops, self.p.machine, self.inputs[device], device, spec.windows[layer], self.reads_cache
         )

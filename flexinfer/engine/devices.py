@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flexinfer.errors import UserError
 from flexinfer.machine.arena import Arena
 from flexinfer.machine.base import Machine
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def _accelerator(config: DeviceConfig, cpu: Arena) -> Machine:
     return TorchMachine(AcceleratorAdapter(device), limit, cpu, config.tracing)
 
 
-def accelerator_device(name: str):  # type: ignore[no-untyped-def]  # torch is imported lazily
+def accelerator_device(name: str) -> torch.device:
     """The torch device of this name. Raises UserError when torch sees no such device."""
     import torch
 

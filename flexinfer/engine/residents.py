@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import torch
 
@@ -25,7 +26,7 @@ def resident_loads(
         if buffer.device == "gpu" and buffer.kind == "weights":
             parts = buffer.name.split(".")
             layer = int(parts[1]) if len(parts) == 3 else None
-            block: Block = parts[-1].removesuffix("_norm")  # type: ignore[assignment]
+            block = cast(Block, parts[-1].removesuffix("_norm"))
             targets = resident_views(memory, spec, buffer.name)
             if buffer.name == "weights.embed" and spec.tied_head and ("gpu", "weights.head") in memory:
                 targets.pop("tokens.weight")
