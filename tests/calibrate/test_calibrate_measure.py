@@ -155,7 +155,7 @@ def test_threads_are_restored_after_an_error() -> None:
 
 def test_accelerator_code_runs_through_on_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not hardware: the CPU stands for the device, so that at least no line of it is wrong on its face."""
-    module = SimpleNamespace(mem_get_info=lambda device: (2**25, 2**26), get_device_name=lambda device: "stand-in")
+    module = SimpleNamespace(mem_get_info=lambda device: (2**27, 2**28), get_device_name=lambda device: "stand-in")
     waits = []
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
@@ -163,7 +163,7 @@ def test_accelerator_code_runs_through_on_a_stand_in(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(accelerator, "LINK_BYTES", 2**16)
     seen: list[Case] = []
     gpu, link = accelerator.measured_gpu(torch.device("cpu"), seen.append, TINY)
-    assert (gpu.name, gpu.memory_bytes) == ("stand-in", 2**26)
+    assert (gpu.name, gpu.memory_bytes) == ("stand-in", 2**28)
     assert set(gpu.peak_flops_per_s) == {"float32", "bfloat16", "float16"}
     assert link.h2d_bytes_per_s > 0
     assert link.pageable_d2h_bytes_per_s is not None
