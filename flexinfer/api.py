@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from flexinfer.options import LoadOptions, refuse_unknown
 from flexinfer.planning import ChosenPlan, choose, profile_on_device
 from flexinfer.result import GenerateResult, Output
 from flexinfer.spec import ModelSpec, Workload, builtin_names, load_spec
+from flexinfer.turns import Turns
 from flexinfer.window import check_window
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class FlexInfer:
         self._on_measure = on_measure
         self._store: WeightStore | None = None
         self._engine: Engine | None = None
-        self._busy = threading.Lock()
+        self._turns = Turns()
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -256,9 +256,7 @@ class FlexInfer:
         return self._generate(Generation(request, decode, listener), plan or self.plan_for(request))
 
     def _generate(self, generation: Generation, plan: ChosenPlan) -> GenerateResult:
-        if not self._busy.acquire(blocking=False):
-            raise UserError("this model is generating already; finish or close that stream first")
-        try:
+        with self._turns.take(generation):
             engine = self._ready_engine()
             cached = plan.workload.cached_tokens
             if cached and self._cached_prefix(generation.request) < cached:
@@ -266,8 +264,6 @@ class FlexInfer:
             engine.prepare(plan.plan, plan.workload)
             prompts = [prompt[cached:] for prompt in generation.request.prompts]
             run = engine.generate(plan.plan, plan.workload, prompts, generation.pick, generation.on_tokens)
-        finally:
-            self._busy.release()
         generation.finish()
         outputs = tuple(
             Output(len(o.prompt), tuple(o.token_ids), o.text, o.finish_reason or "length") for o in generation.outputs
@@ -280,6 +276,7 @@ class FlexInfer:
         """Reads the weights, if that is not done yet. Raises ModelError."""
         from flexinfer.weights import load_weights
 
+        self._turns.check_open()
         if self._store is None:
             self._store = load_weights(self.path, self.spec, on_load)
         return self._store
@@ -305,7 +302,11 @@ class FlexInfer:
         return self._engine.trace_events() if self._engine is not None else []
 
     def close(self) -> None:
-        """Ends the engine's threads and frees what it and the weights hold. The model can not be used after."""
+        """Ends the engine's threads and frees what it and the weights hold. The model can not be used after.
+
+        A stream that is open fails. Raises UserError when a streamer closes the model that it listens to.
+        """
+        self._turns.end()
         if self._engine is not None:
             self._engine.close()
         if self._store is not None:

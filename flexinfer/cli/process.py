@@ -9,8 +9,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import IO, NoReturn, cast
+
+Handler = Callable[[int, FrameType | None], NoReturn]
 
 EXPLAINED_S = 2.0
 """So long after Ctrl-C an error is taken for its consequence: imports that it broke off fail in ways of their own."""
@@ -22,7 +25,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._last_s: float | None = None
 
-    def __call__(self, number: int, frame: object) -> NoReturn:
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
         self._last_s = time.monotonic()
         raise KeyboardInterrupt
 
@@ -35,7 +38,7 @@ class Terminated(SystemExit):
     """A command that is told to end closes what it has open, and exits as shells report the signal."""
 
 
-def _terminate(number: int, frame: object) -> NoReturn:
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated(128 + number)
 
 
@@ -43,17 +46,21 @@ def _terminate(number: int, frame: object) -> NoReturn:
 def signals() -> Iterator[Interrupts]:
     """Ours while a command runs. What the caller ignores (nohup, a shell's background) or handles stays as it is."""
     interrupts = Interrupts()
-    wanted = {signal.SIGINT: (signal.default_int_handler, interrupts), signal.SIGTERM: (signal.SIG_DFL, _terminate)}
+    wanted: dict[signal.Signals, tuple[object, Handler]] = {
+        signal.SIGINT: (signal.default_int_handler, interrupts),
+        signal.SIGTERM: (signal.SIG_DFL, _terminate),
+    }
     if hasattr(signal, "SIGHUP"):
         wanted[signal.SIGHUP] = (signal.SIG_DFL, _terminate)
-    main_thread = threading.current_thread() is threading.main_thread()
-    replaced = {n: old for n, (old, _) in wanted.items() if main_thread and signal.getsignal(n) == old}
-    for number in replaced:
+    if threading.current_thread() is not threading.main_thread():  # the only one that signals reach
+        wanted = {}
+    replaced = [(n, signal.getsignal(n)) for n, (old, _) in wanted.items() if signal.getsignal(n) == old]
+    for number, _ in replaced:
         signal.signal(number, wanted[number][1])
     try:
         yield interrupts
     finally:
-        for number, old in replaced.items():
+        for number, old in replaced:
             signal.signal(number, old)
 
 

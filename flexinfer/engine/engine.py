@@ -6,6 +6,7 @@ The engine knows no strategy: it follows the placements of the plan it is given.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,10 @@ class Engine:
         self.memory = Memory(self.machine)
         self.held: HeldKv | None = None
         self._cached_ids: list[list[int]] = []
+        self._whole = True
+        """False while buffers and lanes are in the middle of something."""
+        # An engine that nobody closed still ends its threads when it goes
+        weakref.finalize(self, self.machine.close).atexit = False
         self._ops: Mapping[Home, OpSet] = {"cpu": CpuOps(threads=self.threads.cpu), "gpu": TorchOps()}
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -73,11 +78,15 @@ class Engine:
 
         workload.cached_tokens: so many leading tokens are taken from the KV that the last generation left (`held`).
         """
+        if not self._whole:  # an earlier end was broken off as well, by a second Ctrl-C
+            self._abandon()
+        self._whole = False
         try:
             self._prepare(plan, workload)
         except BaseException:
             self._abandon()
             raise
+        self._whole = True
 
     def _prepare(self, plan: Plan, workload: Workload) -> None:
         buffers = phase_buffers(self.spec, plan.prefill, "prefill", workload)
@@ -123,9 +132,12 @@ class Engine:
         """
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads.cpu)
+        self._whole = False
         try:
             with torch.no_grad():
-                return _Generation(self, plan, workload, pick, on_tokens).run(prompts)
+                result = _Generation(self, plan, workload, pick, on_tokens).run(prompts)
+            self._whole = True
+            return result
         except BaseException:
             self._abandon()
             raise
@@ -136,6 +148,7 @@ class Engine:
         self.held = None
         self.machine.abort()
         self.memory.clear()
+        self._whole = True
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
@@ -169,8 +182,7 @@ class _Generation:
         self.feed.tokens = [list(prompt) for prompt in prompts]
         self.fed = [[*cached, *prompt] for cached, prompt in zip(self.engine._cached_ids, prompts, strict=True)]
         params = prefill_params(prompts, [self.workload.cached_tokens] * len(prompts))
-        player = self._player("prefill")
-        player.step(params, None)
+        self._prefill(params)
         ttft_s = time.perf_counter() - start
         steps, switch_s = 1, 0.0
         if not self._finished(0) and self.workload.decode_steps:
@@ -182,6 +194,10 @@ class _Generation:
         homes = tuple(placement.kv for placement in phase_plan.layers)
         self.engine.held = HeldKv(self.workload, homes, tuple(tuple(row) for row in self.fed))
         return RunResult(self._times(ttft_s, switch_s, e2e_s, steps), steps)
+
+    def _prefill(self, params: StepParams) -> None:
+        """One step. Its bound ops hold buffers, and go before the switch releases those."""
+        self._player("prefill").step(params, None)
 
     def _finished(self, step: int) -> bool:
         return all(self.on_tokens(step, [row[0] for row in self.feed.tokens]))

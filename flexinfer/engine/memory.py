@@ -74,8 +74,13 @@ class Memory:
             self._tensors[key[0], to] = self._tensors.pop(key)
 
     def clear(self) -> None:
-        for key in list(self._held):
-            self.release(key)
+        """Releases everything, in whatever state an exception left the books."""
+        while self._tensors:
+            self._machine.release(self._tensors.popitem()[1])
+        self._held.clear()
+        for arena in self._machine.arenas.values():
+            if arena is not None:
+                arena.clear()
 
 
 def _accounted_only(buffer: Buffer) -> bool:

@@ -33,7 +33,11 @@ class StreamerListener:
         self._prompt = prompts[0]
 
     def __enter__(self) -> StreamerListener:
-        self._streamer.put(torch.tensor([list(self._prompt)]))
+        try:
+            self._streamer.put(torch.tensor([list(self._prompt)]))
+        except BaseException:
+            self._streamer.end()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -49,5 +49,9 @@ class Arena:
             raise EngineError(f"{self.device} memory: {name} cannot be renamed to {to}")
         self._held[to] = self._held.pop(name)
 
+    def clear(self) -> None:
+        """Releases every reservation."""
+        self._held.clear()
+
     def reset_peak(self) -> None:
         self.peak_bytes = self.held_bytes

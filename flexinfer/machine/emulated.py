@@ -8,6 +8,7 @@ random time: numerics are exact, and a missing wait becomes a wrong token or an 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,11 +45,12 @@ class _Link:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
-    def pass_through(self, started: float, nbytes: int) -> None:
+    def pass_through(self, started: float, nbytes: int, stopped: threading.Event) -> None:
+        """Waits until the copy would have ended, or is given up."""
         self._free_at = max(self._free_at, started) + nbytes / self._bytes_per_s
         left = self._free_at - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
+        if left > 0 and stopped.wait(min(left, threading.TIMEOUT_MAX)):
+            self._free_at = 0.0
 
 
 class EmulatedMachine(ThreadedMachine):
@@ -103,5 +105,5 @@ class EmulatedMachine(ThreadedMachine):
         started = time.perf_counter()
         unmark(target).copy_(unmark(source))
         if self.throttled:
-            self._links["gpu" if to_gpu else "cpu"].pass_through(started, source.nbytes)
+            self._links["gpu" if to_gpu else "cpu"].pass_through(started, source.nbytes, self._failure.stopped)
         return source.nbytes

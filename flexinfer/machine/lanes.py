@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from flexinfer.errors import EngineError, FlexInferError
 from flexinfer.machine.base import BoundOp, Handle, describe
@@ -25,6 +25,10 @@ from flexinfer.schedule.trace import Span
 
 WATCHDOG_S = 600.0
 """No single op of a sane plan takes longer than this; a wait that does is a lost op."""
+LOOK_UP_S = 0.5
+"""How often who waits looks up whether there is still anything to wait for."""
+GIVE_UP_S = 10.0
+"""So long an abort waits for the op that runs. A thread that hangs in one is then left behind; it ends nothing else."""
 
 
 class Failure:
@@ -51,28 +55,49 @@ def _named(label: str, error: BaseException) -> EngineError:
 
 
 class LaneHandle(Handle):
-    """Done when its lock is free. `event` is the device's own mark, for machines whose ops run on after launch."""
+    """Done once `finish` was called; from then on its lock is free but for instants.
+
+    `event` is the device's own mark, for machines whose ops run on after launch.
+    """
 
     def __init__(self, label: str, synchronize: Callable[[Any], None]) -> None:
         self._lock = _thread.allocate_lock()
         self._lock.acquire()
+        self._done = False
         self._synchronize = synchronize
         self.label = label
         self.event: Any = None
 
     def finish(self, event: Any) -> None:
         self.event = event
-        self._lock.release()
+        self._done = True
+        try:
+            self._lock.release()
+        except RuntimeError:  # a waiter was broken off at this very moment, and freed it
+            return
 
-    def wait_issued(self) -> Any:
-        """Blocks until the op has run, or has been launched; returns its event."""
-        if not self._lock.acquire(timeout=WATCHDOG_S):
-            faulthandler.dump_traceback(file=sys.stderr)
-            raise EngineError(
-                f"{self.label}: nothing moved for {WATCHDOG_S:.0f} s; stacks of all threads are on stderr"
-            )
-        self._lock.release()
+    def wait_issued(self, stopped: threading.Event | None = None) -> Any:
+        """Blocks until the op has run, or has been launched, or until `stopped` is set; returns its event."""
+        waited_s = 0.0
+        while not self._done and not (stopped is not None and stopped.is_set()):
+            if waited_s >= WATCHDOG_S:
+                self._lost()
+            try:
+                self._lock.acquire(timeout=LOOK_UP_S)
+            finally:
+                # Ctrl-C may come once the lock is taken, and other waiters would then never get it. Freeing it here
+                # whoever has it is right: done is done. No call may stand before the release, each lets Ctrl-C in.
+                if self._done:
+                    try:  # noqa: SIM105  # suppress() would be such a call
+                        self._lock.release()
+                    except RuntimeError:
+                        pass
+            waited_s += LOOK_UP_S
         return self.event
+
+    def _lost(self) -> NoReturn:
+        faulthandler.dump_traceback(file=sys.stderr)
+        raise EngineError(f"{self.label}: nothing moved for {WATCHDOG_S:.0f} s; stacks of all threads are on stderr")
 
     def wait(self) -> None:
         event = self.wait_issued()
@@ -108,6 +133,8 @@ class Lane:
             queue.SimpleQueue()
         )
         self._thread = threading.Thread(target=self._work, name=f"flexinfer-{engine}", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def submit(self, bound: BoundOp, params: Any, after: Sequence[LaneHandle]) -> LaneHandle:
@@ -115,28 +142,45 @@ class Lane:
         self._queue.put((bound, params, after, handle))
         return handle
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """The thread ends after what is queued. Does not wait."""
         self._queue.put(None)
-        self._thread.join()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the thread; False when it still runs."""
+        try:
+            self._thread.join(timeout_s)
+        except RuntimeError:  # Ctrl-C broke off its start: if it runs at all, it finds the end in its queue
+            return True
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         try:
             self._hooks.start(self.engine)
         except BaseException as error:  # noqa: BLE001 - whatever a lane meets must reach the caller
             self._failure.record(f"engine {self.engine}", error)
-        while (item := self._queue.get()) is not None:
-            bound, params, after, handle = item
-            event = None
-            try:
-                if not self._failure.stopped.is_set():
-                    event = self._one(bound, params, after)
-            except BaseException as error:  # noqa: BLE001 - likewise
-                self._failure.record(bound.op.label, error)
-            finally:
-                handle.finish(event)
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        """Runs what is next in the queue; False at the end. Holds on to no op, and so to no buffer, while it waits."""
+        item = self._queue.get()
+        if item is None:
+            return False
+        bound, params, after, handle = item
+        event = None
+        try:
+            if not self._failure.stopped.is_set():
+                event = self._one(bound, params, after)
+        except BaseException as error:  # noqa: BLE001 - likewise
+            self._failure.record(bound.op.label, error)
+        # Its buffers may be released as soon as others know that the op has ended
+        del item, bound
+        handle.finish(event)
+        return True
 
     def _one(self, bound: BoundOp, params: Any, after: Sequence[LaneHandle]) -> Any:
-        events = [handle.wait_issued() for handle in after]
+        events = [handle.wait_issued(self._failure.stopped) for handle in after]
         if self._failure.stopped.is_set():
             return None
         if self._jitter_s:
@@ -145,5 +189,7 @@ class Lane:
         start = time.perf_counter()
         nbytes = bound.run(params)
         event = self._hooks.mark(self.engine)
+        if self._failure.stopped.is_set():  # given up meanwhile: the counts are those of another generation now
+            return event
         self._record(Span(self.engine, bound.op.label, start, time.perf_counter(), nbytes))
         return event
