@@ -25,7 +25,7 @@ from flexinfer.units import format_time
 
 log = logging.getLogger(__name__)
 
-IDENTITY = ("cpu", "system", "isa", "gpus", "visible_gpus")
+IDENTITY = ("cpu", "system", "isa", "thread_waiting", "gpus", "visible_gpus")
 """What tells machines apart that may share a home folder; a change of anything else makes a file stale."""
 
 NOISY_KEPT_S = 600.0

@@ -32,6 +32,7 @@ def fingerprint(root: Path = ROOT) -> dict[str, Fact]:
         "quota": cpu_quota(root),
         "numa_nodes": len(seen.nodes),
         "huge_pages": huge_pages(root),
+        "thread_waiting": thread_waiting(),
         "gpus": driver_gpus(root),
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "gpu_driver": driver_version(root),
@@ -74,6 +75,12 @@ def huge_pages(root: Path = ROOT) -> str | None:
     text = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
     chosen = re.search(r"\[(\w+)\]", text)
     return chosen.group(1) if chosen else None
+
+
+def thread_waiting() -> str | None:
+    """How the user, or we, told OpenMP's threads to wait for work: it moves small ops by tens of microseconds."""
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or None
 
 
 def driver_gpus(root: Path = ROOT) -> str | None:

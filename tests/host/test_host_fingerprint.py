@@ -48,6 +48,14 @@ def test_fingerprint_is_the_same_twice_and_names_what_matters() -> None:
     assert fingerprint_differences(first, fingerprint()) == []
 
 
+def test_waiting_of_threads_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert fingerprint()["thread_waiting"] is None
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5000")
+    assert fingerprint()["thread_waiting"] == "GOMP_SPINCOUNT=5000"
+
+
 def test_differences_name_old_and_new() -> None:
     stored = {"torch": "2.8.0", "cores": 4, "quota": None}
     assert fingerprint_differences(stored, {"torch": "2.13.0", "cores": 4, "quota": 2.0}) == [
