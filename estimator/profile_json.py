@@ -26,6 +26,7 @@ from flexinfer.estimator.profile import (
     OpClass,
     Samples,
 )
+from flexinfer.json_file import read_json
 from flexinfer.whole_file import WholeFile
 
 T = TypeVar("T")
@@ -253,11 +254,7 @@ def _resolve(profile: str | Path) -> Path:
 def load_profile(profile: str | Path) -> HardwareProfile:
     """See HardwareProfile.load."""
     path = _resolve(profile)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ProfileError(f"{path}: not a readable JSON profile ({error})") from None
-    return profile_from_json(data, str(path))
+    return profile_from_json(read_json(path, ProfileError, "measure again with `flexinfer calibrate`"), str(path))
 
 
 def save_profile(profile: HardwareProfile, path: str | Path) -> None:

@@ -95,7 +95,7 @@ class FlexInfer:
     ) -> FlexInfer:
         """As from_pretrained, but the weights are left for `load` or the first generation: it can plan already."""
         from flexinfer.engine.tokenizer import load_tokenizer
-        from flexinfer.weights import resolve_model
+        from flexinfer.weights import check_weights, resolve_model
 
         if model in builtin_names() and not Path(model).exists():
             raise ModelError(
@@ -104,6 +104,7 @@ class FlexInfer:
         path = resolve_model(model)
         options = on_this_machine(options)
         spec = load_spec(path, options.dtype)
+        check_weights(path, spec)  # before anything is measured and planned for a model that cannot run
         # Before the weights are loaded: what they will take is then still counted as free, as the plan counts them
         options = within(options, memory_limit_bytes())
         return cls(path, spec, load_tokenizer(path), options, trace=trace, on_measure=on_measure)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexinfer.engine.stopping import check_new_tokens
 from flexinfer.engine.tokenizer import Tokenizer
-from flexinfer.errors import UserError
+from flexinfer.errors import ModelError, UserError
 from flexinfer.spec.model_spec import ModelSpec
 from flexinfer.window import check_window
 
@@ -86,6 +86,16 @@ def check_prompts(prompts: Sequence[Sequence[int]], spec: ModelSpec) -> None:
             raise UserError(
                 f"prompt {index} has token id {outside[0]}; {spec.name} knows ids 0 to {spec.vocab_size - 1}"
             )
+
+
+def check_vocabulary(encoded: Sequence[Sequence[int]], spec: ModelSpec) -> None:
+    """Raises ModelError when a tokenizer made ids that the model does not have."""
+    largest = max((max(ids, default=0) for ids in encoded), default=0)
+    if largest >= spec.vocab_size:
+        raise ModelError(
+            f"the tokenizer gives token id {largest}, and {spec.name} knows ids 0 to {spec.vocab_size - 1}; "
+            "the two do not belong together, fetch both from one place"
+        )
 
 
 def new_tokens_within(prompt_len: int, max_new_tokens: int | None, spec: ModelSpec) -> int:

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flexinfer.engine.prompt import check_prompts, encode_prompts, is_tensor, new_tokens_within, prompts_from_ids
+from flexinfer.engine.prompt import (
+    check_prompts,
+    check_vocabulary,
+    encode_prompts,
+    is_tensor,
+    new_tokens_within,
+    prompts_from_ids,
+)
 from flexinfer.engine.sampling import SamplingParams
 from flexinfer.engine.stopping import StopRules, as_token_ids
 from flexinfer.engine.tokenizer import Tokenizer
@@ -107,6 +114,7 @@ def build_request(
         if attention_mask is not None:
             raise UserError("attention_mask goes with input_ids, not with texts")
         ids = encode_prompts(tokenizer, _texts(prompts), chat)
+        check_vocabulary(ids, spec)
     check_prompts(ids, spec)
     rules = options.rules(max(map(len, ids)), spec, stop_ids)
     if rules.strings and tokenizer is None:

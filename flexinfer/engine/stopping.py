@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flexinfer.errors import ModelError, UserError
+from flexinfer.errors import UserError
+from flexinfer.json_file import read_json_object
 
 FinishReason = Literal["stop", "length"]
 
@@ -48,12 +48,7 @@ def stop_token_ids(path: Path, *more: Iterable[int]) -> frozenset[int]:
 def _generation_config_ids(file: Path) -> list[int]:
     if not file.is_file():
         return []
-    try:
-        config = json.loads(file.read_bytes())
-        found = config.get("eos_token_id")
-    except (ValueError, AttributeError) as error:
-        raise ModelError(f"{file} is not a JSON object ({error}); fetch it again") from None
-    return as_token_ids(found, f"eos_token_id in {file}")
+    return as_token_ids(read_json_object(file).get("eos_token_id"), f"eos_token_id in {file}")
 
 
 def as_token_ids(value: Any, what: str) -> list[int]:

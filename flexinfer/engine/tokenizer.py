@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from flexinfer.errors import ModelError, UserError
+from flexinfer.errors import FlexInferError, ModelError, UserError
+from flexinfer.json_file import one_line, read_json
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """A folder with none of these has no tokenizer: tokenizer_config.json alone holds no vocabulary."""
 
 Message = Mapping[str, str]
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _from_the_models_files(what: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Decorates what hands a model's files, or what was made of them, to the tokenizer libraries.
+
+    Those are written for files as they should be, and have no exceptions of their own for others: from Rust come bare
+    ones, from Python whatever the first wrong value leads to. Raises ModelError for each, which begins with `what`.
+    """
+
+    def decorate(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(call)
+        def checked(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+            try:
+                return call(*arguments, **named)
+            except (FlexInferError, MemoryError):
+                raise
+            except Exception as error:  # see above: there is no narrower class
+                raise ModelError(f"{what}: {one_line(error)}") from error
+
+        return checked
+
+    return decorate
 
 
 class Tokenizer:
@@ -32,6 +58,7 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self.backend.chat_template)
 
+    @_from_the_models_files("this model's tokenizer fails")
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids, with the BOS that the model expects. Raises UserError for an empty prompt and broken Unicode."""
         if not isinstance(text, str):
@@ -47,6 +74,7 @@ class Tokenizer:
             raise UserError(f"the prompt {text!r} gives no tokens")
         return [int(token) for token in ids]
 
+    @_from_the_models_files("this model's tokenizer fails")
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, **_ignored: Any) -> str:
         """Text of the ids as it is, without the clean-up of spaces that some configurations ask for: that is not
         reversible, and what was streamed could no longer be a prefix of it."""
@@ -60,17 +88,17 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins. Raises UserError."""
-        import jinja2
-
         if not self.has_chat_template:
             raise UserError("this model has no chat template; give plain prompts with `run`")
-        try:
-            text = self.backend.apply_chat_template(
+        return self.encode(self._conversation(messages), add_special_tokens=False)
+
+    @_from_the_models_files("the model's chat template refuses this conversation")
+    def _conversation(self, messages: Sequence[Message]) -> str:
+        return str(
+            self.backend.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
-        except jinja2.TemplateError as error:
-            raise UserError(f"the model's chat template refuses this conversation: {error}") from None
-        return self.encode(text, add_special_tokens=False)
+        )
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer | None:
@@ -84,27 +112,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer | None:
     return _from_gguf(files[0]) if len(files) == 1 and not (path / "config.json").exists() else None
 
 
+@_from_the_models_files("this model's tokenizer does not load")
 def _from_folder(path: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
-    _check_json(path)
-    try:
-        backend = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
-        raise ModelError(f"the tokenizer in {path} does not load: {_first_line(error)}") from None
-    return Tokenizer(backend)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if (path / name).is_file():
+            read_json(path / name)  # names the file and the line, as the libraries do not
+    return Tokenizer(AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True))
 
 
-def _check_json(path: Path) -> None:
-    """Broken JSON named by file and line: the tokenizers library raises a bare Exception for it."""
-    for file in (path / "tokenizer.json", path / "tokenizer_config.json", path / "special_tokens_map.json"):
-        if file.is_file():
-            try:
-                json.loads(file.read_bytes())
-            except ValueError as error:
-                raise ModelError(f"{file} is not valid JSON ({_first_line(error)}); fetch it again") from None
-
-
+@_from_the_models_files("this model's tokenizer does not load")
 def _from_gguf(file: Path) -> Tokenizer:
     from transformers import PreTrainedTokenizerFast
 
@@ -124,7 +142,3 @@ def _from_gguf(file: Path) -> Tokenizer:
     )
     backend.chat_template = metadata.get("tokenizer.chat_template")
     return Tokenizer(backend, end_token_ids(metadata))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

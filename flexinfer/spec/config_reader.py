@@ -9,6 +9,10 @@ from typing import Any
 
 from flexinfer.errors import ModelError
 
+MOST = 2**31 - 1
+"""Of anything that a model has a number of."""
+MOST_LAYERS = 4096
+
 
 @dataclass(frozen=True)
 class Config:
@@ -40,12 +44,18 @@ class Config:
             raise self.error(f"{key} is {value!r}; it must be a whole number")
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+    def count(self, key: str, default: int | None = None, most: int = MOST) -> int:
+        """A whole number from 1 to `most`."""
         value = self.integer(key, default)
         if value < 1:
             raise self.error(f"{key} is {value}; it must be at least 1")
+        if value > most:
+            raise self.error(f"{key} is too large; it must be at most {most}")
         return value
+
+    def layers(self, key: str) -> int:
+        """How many layers: no more than a plan can name one by one."""
+        return self.count(key, most=MOST_LAYERS)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""

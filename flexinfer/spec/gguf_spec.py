@@ -105,7 +105,7 @@ def _spec(header: GgufHeader, own: Config, family: Family, dtype: str) -> ModelS
     hidden, heads = own.count("embedding_length"), own.count("attention.head_count")
     head_dim = own.count("attention.key_length", hidden // heads)
     context = own.count("context_length")
-    layers = own.count("block_count")
+    layers = own.layers("block_count")
     rope = _rope(header, own, context, head_dim)
     window = own.count("attention.sliding_window") if own.values.get("attention.sliding_window") else None
     tensors = header.tensors

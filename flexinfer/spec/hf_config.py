@@ -79,7 +79,7 @@ def _activation(config: Config, key: str, default: str) -> Activation:
 def _sizes(config: Config, ffn_key: str) -> dict[str, Any]:
     return {
         "hidden_size": config.count("hidden_size"),
-        "num_layers": config.count("num_hidden_layers"),
+        "num_layers": config.layers("num_hidden_layers"),
         "num_heads": config.count("num_attention_heads"),
         "ffn_size": config.count(ffn_key),
         "vocab_size": config.count("vocab_size"),
@@ -188,7 +188,7 @@ def _mistral(config: Config, common: dict[str, Any]) -> ModelSpec:
         kv_heads=config.count("num_key_value_heads"),
         head_dim=_stated_head_dim(config),
         default_positions=131072,
-        windows=(window,) * config.count("num_hidden_layers"),
+        windows=(window,) * config.layers("num_hidden_layers"),
         eos_token_ids=config.token_ids("eos_token_id", 2),
         bos_token_id=_bos(config, 1),
     )
@@ -247,7 +247,7 @@ def _refuse_layer_types(config: Config, uniform: str) -> None:
 
 def _qwen_windows(config: Config) -> tuple[int | None, ...]:
     """One window a layer: layer_types where given, else the layers from max_window_layers on; off by default."""
-    layers = config.count("num_hidden_layers")
+    layers = config.layers("num_hidden_layers")
     sliding = config.flag("use_sliding_window", False) and config.has("sliding_window")
     window = config.count("sliding_window") if sliding else None
     kinds = config.names("layer_types")

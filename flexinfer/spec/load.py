@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from flexinfer.errors import ModelError, UserError
+from flexinfer.json_file import read_json_object
 from flexinfer.spec.builtin import builtin_names, builtin_spec
 from flexinfer.spec.gguf_spec import spec_from_gguf
 from flexinfer.spec.hf_config import spec_from_config
@@ -53,7 +52,7 @@ def _from_folder(folder: Path, dtype: str) -> ModelSpec:
     config_path = folder / "config.json"
     if not config_path.exists():
         return spec_from_gguf(_only_gguf(folder), dtype)
-    values = _read_json(config_path)
+    values = read_json_object(config_path)
     if dtype == "auto":
         dtype = stored_dtype(folder) or "auto"
     return replace(spec_from_config(values, _folder_name(folder), str(config_path), dtype), source=str(folder))
@@ -77,15 +76,3 @@ def _folder_name(folder: Path) -> str:
     if path.parent.name == "snapshots":
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")
     return path.name or path.resolve().name
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
-        raise ModelError(f"{path} is not valid JSON ({error}); fetch it again") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"{path} holds a {type(values).__name__}, not an object; fetch it again")
-    return values

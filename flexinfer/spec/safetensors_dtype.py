@@ -22,9 +22,14 @@ def stored_dtype(folder: Path) -> str | None:
     elements: Counter[str] = Counter()
     for name, entry in header.items():
         if name != "__metadata__" and isinstance(entry, dict):
-            elements[str(entry.get("dtype"))] += prod(entry.get("shape") or [1])
+            elements[str(entry.get("dtype"))] += _count(entry.get("shape"))
     most = elements.most_common(1)
     return _DTYPES.get(most[0][0]) if most else None
+
+
+def _count(shape: object) -> int:
+    whole = isinstance(shape, list) and all(isinstance(n, int) for n in shape)
+    return prod(shape) if isinstance(shape, list) and whole else 1
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -32,6 +37,6 @@ def _read_header(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length)) if length <= _LONGEST_HEADER else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return header if isinstance(header, dict) else {}

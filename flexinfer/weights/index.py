@@ -7,13 +7,13 @@ missing shard and a shard of another model are told apart.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from flexinfer.errors import ModelError
+from flexinfer.json_file import read_json_object
 from flexinfer.weights.entry import TensorEntry, plural
 
 Format = Literal["safetensors", "torch", "gguf"]
@@ -102,10 +102,7 @@ def _shards(index_file: Path) -> tuple[Path, ...]:
 
 def _weight_map(index_file: Path) -> dict[str, str]:
     _checked_file(index_file)
-    try:
-        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ModelError(f"{index_file} is not a weight index (JSON with a weight_map); fetch it again") from None
+    weight_map = read_json_object(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index_file} has no weight_map of tensors to files; fetch it again")
     for tensor, shard in weight_map.items():

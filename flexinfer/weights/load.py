@@ -38,6 +38,11 @@ class Reader(Protocol):
         """Close the file; tensors that were read stay valid."""
 
 
+def check_weights(path: Path, spec: ModelSpec) -> None:
+    """Reads headers alone. Raises ModelError: damaged files; tensors that are missing, unexpected or misshapen."""
+    bind(index_checkpoint(path), spec)
+
+
 def load_weights(path: Path, spec: ModelSpec, progress: Progress | None = None) -> WeightStore:
     """Every tensor of `spec` from the folder or .gguf file `path`.
 
