@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # `python -m pytest` puts the root on sys.path, and its folder "kernels" where transformers looks for another project's.
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
-os.environ["PYTHONSAFEPATH"] = "1"
 
 # The emulated machine runs several threads, and each that calls torch gets an OpenMP team of its own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,6 +40,15 @@ settings.load_profile("fuzz" if os.environ.get("FLEXINFER_FUZZ") else "fixed")
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests run in an empty folder: `python -c` puts the current one on the sys.path of every child process."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(autouse=True)
