@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -105,17 +106,24 @@ def test_peak_without_kernel_files_is_what_getrusage_says(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [], "nothing is created where the kernel's file is missing"
 
 
+def held_memory(nbytes: int) -> mmap.mmap:
+    """Pages of its own, all written: a large bytearray may get ones that earlier tests have left on the heap."""
+    block = mmap.mmap(-1, nbytes)
+    block[:: mmap.PAGESIZE] = b"1" * (nbytes // mmap.PAGESIZE)
+    return block
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is reset through a file of Linux")
 def test_peak_follows_what_was_held_since_the_reset() -> None:
-    block = bytearray(64 * 2**20)
+    block = held_memory(64 * 2**20)
     before = rss_peak_bytes()
-    del block
+    block.close()
     if not reset_rss_peak():
         assert rss_peak_bytes() >= before
         return
     now = rss_bytes()
     assert now is not None
     assert rss_peak_bytes() < before - 32 * 2**20
-    held = bytearray(48 * 2**20)
+    block = held_memory(48 * 2**20)
     assert rss_peak_bytes() >= now + 40 * 2**20
-    del held
+    block.close()
