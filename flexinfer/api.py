@@ -13,6 +13,7 @@ from flexinfer.host import memory_limit_bytes
 from flexinfer.options import LoadOptions, refuse_unknown
 from flexinfer.planning import ChosenPlan, choose, profile_on_device
 from flexinfer.result import GenerateResult, Output
+from flexinfer.settings import parse_path
 from flexinfer.spec import ModelSpec, Workload, builtin_names, load_spec
 from flexinfer.turns import Turns
 from flexinfer.window import check_window
@@ -55,19 +56,19 @@ class FlexInfer:
         prefill: str | None = None,
         decode: str | None = None,
         gpu_layers: int | None = None,
-        device: str = "auto",
+        device: Any = "auto",
         gpu_memory: int | str | None = None,
         cpu_memory: int | str | None = None,
         link_bandwidth: float | str | None = None,
         dtype: Any = "auto",
         torch_dtype: Any = None,
-        profile: str | None = None,
+        profile: str | Path | None = None,
         threads: int | None = None,
         **unknown: Any,
     ) -> FlexInfer:
         """Loads a folder in Hugging Face layout, a .gguf file or a hub id. "auto" and None leave a choice open.
 
-        Sizes and rates are numbers or text such as "24GiB" and "8GB/s"; `dtype` may be a torch dtype. Raises
+        Sizes and rates are numbers or text such as "24GiB" and "8GB/s"; `dtype` and `device` may be torch's own. Raises
         UserError, ModelError and DoesNotFitError.
         """
         refuse_unknown(unknown, "from_pretrained", _LOAD_KEYWORDS)
@@ -76,15 +77,15 @@ class FlexInfer:
             prefill=prefill,
             decode=decode,
             gpu_layers=gpu_layers,
-            device=_unless_auto(device),
+            device=_unless_auto(_torch_name(device)),
             gpu_memory=gpu_memory,
             cpu_memory=cpu_memory,
             link_bandwidth=link_bandwidth,
-            dtype=_unless_auto(_dtype_name(dtype if torch_dtype is None else torch_dtype)),
+            dtype=_unless_auto(_torch_name(dtype if torch_dtype is None else torch_dtype)),
             profile=profile,
             threads=threads,
         )
-        model = cls.open(str(path), options)
+        model = cls.open(parse_path(path), options)
         model.check_fits()
         model.load()
         return model
@@ -136,7 +137,11 @@ class FlexInfer:
 
         if self._profile is None:
             name, threads = self.options.profile, self.options.threads
-            machine = named_profile(name, threads) if name else cached_profile(threads, on_progress=self._on_measure)
+            machine = (
+                named_profile(name, threads)
+                if name is not None
+                else cached_profile(threads, on_progress=self._on_measure)
+            )
             self._profile = profile_on_device(machine, self.options)
         return self._profile
 
@@ -180,7 +185,9 @@ class FlexInfer:
                 result = self.run(request, listener)
         if not is_tensor(given):
             return result
-        pad = options.get("pad_token_id", self.tokenizer and self.tokenizer.pad_token_id)
+        pad = options.get("pad_token_id")
+        if pad is None and self.tokenizer is not None:
+            pad = self.tokenizer.pad_token_id
         sequences = sequences_tensor(given, result.token_ids, pad, request.rules.token_ids)
         for name in ("outputs", "texts", "token_ids", "metrics", "plan", "seed"):
             setattr(sequences, name, getattr(result, name))
@@ -321,10 +328,11 @@ class FlexInfer:
         self.close()
 
 
-def _unless_auto(value: str) -> str | None:
-    return None if value == "auto" else value
+def _unless_auto(value: Any) -> Any:
+    return None if isinstance(value, str) and value == "auto" else value
 
 
-def _dtype_name(dtype: Any) -> str:
-    """ "float32" of torch.float32, told without importing torch."""
-    return str(dtype).removeprefix("torch.")
+def _torch_name(value: Any) -> Any:
+    """ "float32" of torch.float32, "cuda:1" of such a torch.device; told without importing torch."""
+    of_torch = type(value).__module__ == "torch" or isinstance(value, str)
+    return str(value).removeprefix("torch.") if of_torch else value

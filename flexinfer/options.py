@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from flexinfer import settings
@@ -58,7 +59,7 @@ class LoadOptions:
         cpu_memory: int | str | None = None,
         link_bandwidth: float | str | None = None,
         dtype: str | None = None,
-        profile: str | None = None,
+        profile: str | Path | None = None,
         threads: int | None = None,
     ) -> LoadOptions:
         """Options where set (not None), else FLEXINFER_* variables, else defaults. Raises UserError."""
@@ -80,7 +81,7 @@ class LoadOptions:
             cpu_memory_bytes=found["cpu_memory"],
             link_bytes_per_s=found["link_bandwidth"],
             dtype=settings.resolve("DTYPE", _parsed(settings.parse_dtype, dtype), default="auto"),
-            profile=settings.resolve("PROFILE", profile),
+            profile=settings.resolve("PROFILE", _parsed(settings.parse_path, profile)),
             threads=settings.resolve("THREADS", _parsed(settings.parse_threads, threads)) or available_threads(),
             jitter_s=settings.read("FLEXINFER_EMULATED_JITTER_S") or 0.0,
             given=frozenset(name for name, value in values.items() if value is not None),

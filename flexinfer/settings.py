@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexinfer.errors import UserError
-from flexinfer.units import parse_count, parse_rate, parse_size
+from flexinfer.units import as_whole, parse_count, parse_rate, parse_size
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +52,32 @@ def parse_device(value: Any) -> str:
 
 def parse_layers(value: int | str) -> int:
     """A layer count: a whole number, 0 included."""
-    if not isinstance(value, (int, str)) or isinstance(value, bool) or not re.fullmatch(r"[0-9]+", str(value)):
+    whole = as_whole(value)
+    text = value if isinstance(value, str) else str(whole)
+    if not re.fullmatch(r"[0-9]+", text):
         raise UserError(f"{value!r} is not a number of layers; write 0 or a positive whole number")
-    return int(value)
+    return int(text)
 
 
 def parse_threads(value: int | str) -> int:
-    if not isinstance(value, (int, str)) or isinstance(value, bool):
+    """A number of threads that an OpenMP runtime survives."""
+    from flexinfer.kernels.library import MAX_THREADS
+
+    whole = as_whole(value)
+    if whole is None and not isinstance(value, str):
         raise UserError(f"{value!r} is not a number of threads")
-    return parse_count(str(value))
+    threads = parse_count(value if isinstance(value, str) else str(whole))
+    if threads > MAX_THREADS:
+        raise UserError(f"{value!r} threads are too many; give at most {MAX_THREADS}, best as many as there are cores")
+    return threads
+
+
+def parse_path(value: Any) -> str:
+    """The name of a file or folder: text or a path object, not empty. Raises UserError."""
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text:
+        raise UserError(f"{value!r} is not the name of a file")
+    return text
 
 
 def parse_seconds(value: str) -> float:
@@ -95,11 +112,13 @@ VARIABLES: Mapping[str, Variable] = {
         Variable("FLEXINFER_CPU_MEMORY", parse_size, "as --cpu-memory"),
         Variable("FLEXINFER_LINK_BANDWIDTH", parse_rate, "as --link-bandwidth"),
         Variable("FLEXINFER_DTYPE", parse_dtype, "as --dtype"),
-        Variable("FLEXINFER_PROFILE", str, "as --profile"),
+        Variable("FLEXINFER_PROFILE", parse_path, "as --profile"),
         Variable("FLEXINFER_THREADS", parse_threads, "as --threads"),
         Variable("FLEXINFER_ISA", one_of("instruction set", ISAS), "the best instruction set that CPU kernels may use"),
         Variable("FLEXINFER_EMULATED_JITTER_S", parse_seconds, "emulated: delay each op by up to so long"),
-        Variable("FLEXINFER_CACHE_DIR", str, "where measured profiles are kept, instead of the user's cache folder"),
+        Variable(
+            "FLEXINFER_CACHE_DIR", parse_path, "where measured profiles are kept, instead of the user's cache folder"
+        ),
         Variable("FLEXINFER_DEMO_MODEL", str, "the model of the demo and of the tests that need a real one"),
         Variable("FLEXINFER_FUZZ", str, "set by the long tests: draw fresh inputs, and more of them"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from flexinfer import settings
-from flexinfer.cli.options import COUNT, DEVICE, verbosity
+from flexinfer.cli.options import DEVICE, FILE, THREADS, verbosity
 from flexinfer.cli.output import measure_progress, print_json, say, show
 from flexinfer.errors import ProfileError, UserError
 from flexinfer.estimator import HardwareProfile
@@ -15,9 +15,9 @@ from flexinfer.whole_file import WholeFile
 
 @click.command()
 @click.option("--quick", is_flag=True, help="The measurement of about 10 seconds; at present the only one.")
-@click.option("--output", metavar="FILE", help="Write the profile here; without it, it is kept for later runs.")
+@click.option("--output", type=FILE, help="Write the profile here; without it, it is kept for later runs.")
 @click.option("--device", type=DEVICE, help="The device that has to be in the profile.")
-@click.option("--threads", type=COUNT, help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
 @verbosity
 def calibrate(quick: bool, output: str | None, device: str | None, threads: int | None, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from flexinfer import settings
 from flexinfer.errors import UserError
 from flexinfer.options import LoadOptions
-from flexinfer.units import parse_count, parse_rate, parse_size
+from flexinfer.units import parse_count, parse_number, parse_rate, parse_size, parse_whole
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -37,10 +37,12 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in the 
 
 
 COUNT = Parsed("N", parse_count)
+THREADS = Parsed("N", settings.parse_threads)
 LAYERS = Parsed("M", settings.parse_layers)
 SIZE = Parsed("SIZE", parse_size)
 RATE = Parsed("RATE", parse_rate)
 STRATEGY = Parsed("|".join(settings.STRATEGIES), settings.parse_strategy)
+FILE = Parsed("FILE", settings.parse_path)
 DEVICE = Parsed("auto|cpu|cuda|cuda:1|emulated", settings.parse_device)
 DTYPE = Parsed("|".join(settings.DTYPES), settings.parse_dtype)
 
@@ -54,8 +56,8 @@ _LOAD = (
     click.option("--cpu-memory", type=SIZE, help="CPU memory to use."),
     click.option("--link-bandwidth", type=RATE, help="Link of the emulated device, such as 8GB/s."),
     click.option("--dtype", type=DTYPE, help="Type of the weights; auto keeps the file's own."),
-    click.option("--profile", metavar="FILE", help="Hardware profile to plan with, instead of this machine's own."),
-    click.option("--threads", type=COUNT, help="CPU threads."),
+    click.option("--profile", type=FILE, help="Hardware profile to plan with, instead of this machine's own."),
+    click.option("--threads", type=THREADS, help="CPU threads."),
 )
 
 
@@ -88,11 +90,8 @@ def number(kind: type, least: float | None = None) -> Parsed:
     """An int or float of at least `least`, in words."""
 
     def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise UserError(f"{text!r} is not a {'whole ' if kind is int else ''}number") from None
-        if least is not None and not value >= least:
+        value = parse_whole(text) if kind is int else parse_number(text)
+        if least is not None and value < least:
             raise UserError(f"{text} is below {least}")
         return value
 

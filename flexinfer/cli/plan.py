@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flexinfer.cli.options import COUNT, load_options, take_load_options
+from flexinfer.cli.options import COUNT, FILE, load_options, take_load_options
 from flexinfer.cli.output import measure_progress, print_json, show
 from flexinfer.errors import UserError
 from flexinfer.estimator import HardwareProfile
@@ -24,7 +24,10 @@ from flexinfer.window import check_window
 @click.option("--prompt-len", type=COUNT, default=512, show_default=True, help="Tokens of the longest prompt.")
 @click.option("--new-tokens", type=COUNT, default=128, show_default=True, help="Tokens to generate for each.")
 @click.option(
-    "--hardware", metavar="PROFILE", help="A shipped profile (a100-icl, h100-spr) or a file; else this machine."
+    "--hardware",
+    type=FILE,
+    metavar="PROFILE",
+    help="A shipped profile (a100-icl, h100-spr) or a file; else this machine.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @load_options

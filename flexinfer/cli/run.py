@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flexinfer.api import FlexInfer
-from flexinfer.cli.options import SAMPLING_NAMES, load_options, sampling_options, take_load_options
+from flexinfer.cli.options import FILE, SAMPLING_NAMES, load_options, sampling_options, take_load_options
 from flexinfer.cli.output import ProgressLine, load_progress, measure_progress, print_json, say, say_if, show
 from flexinfer.errors import UserError
 from flexinfer.planning import ChosenPlan
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; may be repeated for a batch.")
-@click.option("--prompt-file", metavar="F", help="A file whose whole text is one prompt; - is stdin.")
+@click.option("--prompt-file", type=FILE, metavar="F", help="A file whose whole text is one prompt; - is stdin.")
 @click.option("--prompt-ids", multiple=True, metavar="1,2,3", help="A prompt as token ids; may be repeated.")
 @click.option("--chat", is_flag=True, help="Put each prompt into the model's chat template.")
 @sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
-@click.option("--trace", metavar="FILE", help="Write what ran when, for Perfetto or chrome://tracing.")
+@click.option("--trace", type=FILE, help="Write what ran when, for Perfetto or chrome://tracing.")
 @load_options
 def run(
     model: str,
@@ -81,7 +81,7 @@ def _read(file: str) -> str:
     """The file's text without a last line end. Raises UserError."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # the mark that some editors begin a file with is no text
     except OSError as error:
         raise UserError(f"prompt file {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -5,13 +5,14 @@ B batch, S length of the longest prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flexinfer.engine.stopping import check_new_tokens
 from flexinfer.engine.tokenizer import Tokenizer
 from flexinfer.errors import ModelError, UserError
 from flexinfer.spec.model_spec import ModelSpec
+from flexinfer.units import as_whole, check_whole, parse_whole
 from flexinfer.window import check_window
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def _not_empty(text: str) -> str:
 def parse_ids(text: str) -> list[int]:
     """Ids of "1,2,3". Raises UserError."""
     try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
+        return [parse_whole(part) for part in text.split(",")]
+    except UserError:
         raise UserError(f"{text!r} is not a list of token ids; write it like 1,2,3") from None
 
 
@@ -48,10 +49,10 @@ def prompts_from_ids(input_ids: Any, attention_mask: Any = None) -> list[list[in
 
     Without a mask every id is real: no id is ever taken for padding, which may be an end-of-sequence id.
     """
-    rows = _rows(input_ids, "input_ids")
+    rows = _rows(input_ids, "input_ids", "whole numbers", as_whole)
     if attention_mask is None:
         return rows
-    masks = _rows(attention_mask, "attention_mask")
+    masks = _rows(attention_mask, "attention_mask", "zeros and ones", _mask_bit)
     if [len(row) for row in masks] != [len(row) for row in rows]:
         raise UserError("attention_mask has another shape than input_ids")
     return [
@@ -59,19 +60,44 @@ def prompts_from_ids(input_ids: Any, attention_mask: Any = None) -> list[list[in
     ]
 
 
-def is_tensor(value: Any) -> bool:
-    """A torch tensor, told without importing torch."""
+def is_array(value: Any) -> bool:
+    """A torch tensor or a NumPy array, told without importing either."""
     return hasattr(value, "tolist") and hasattr(value, "ndim")
 
 
-def _rows(value: Any, what: str) -> list[list[int]]:
-    rows = value.tolist() if is_tensor(value) else value
-    if isinstance(rows, Sequence) and not isinstance(rows, str) and rows and all(isinstance(x, int) for x in rows):
+def is_tensor(value: Any) -> bool:
+    """A torch tensor, told without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _mask_bit(value: Any) -> int | None:
+    """1 or 0 of a number or a bool; None for others, such as the large negative ones of additive masks."""
+    return int(value) if isinstance(value, (int, float)) and value in (0, 1) else None
+
+
+def _rows(value: Any, what: str, numbers: str, read: Callable[[Any], int | None]) -> list[list[int]]:
+    """One list a sequence, each entry as `read` has it."""
+    rows = _plain(value, what)
+    if rows and read(rows[0]) is not None:
         rows = [rows]
-    lists = isinstance(rows, Sequence) and all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows)
-    if not lists or not all(isinstance(token, int) for row in rows for token in row):
-        raise UserError(f"{what} must be lists of whole numbers, or a tensor of them of shape [batch, length]")
-    return [[int(token) for token in row] for row in rows]
+    wanted = f"{what} must be lists of {numbers}, or a tensor of them of shape [batch, length]"
+    found = [[read(entry) for entry in _plain(row, wanted)] for row in rows]
+    if any(entry is None for row in found for entry in row):
+        raise UserError(wanted)
+    return [[entry for entry in row if entry is not None] for row in found]
+
+
+def _plain(value: Any, what: str) -> list[Any]:
+    """A list of a list, a tuple, a range, an array or a tensor."""
+    if is_array(value):
+        try:
+            value = value.tolist()
+        except (RuntimeError, NotImplementedError) as error:  # a tensor on "meta" has no values
+            raise UserError(f"{what}: {error}") from None
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+        return list(value)
+    raise UserError(what if " " in what else f"{what} must be lists of numbers, not {type(value).__name__}")
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], spec: ModelSpec) -> None:
@@ -102,9 +128,9 @@ def new_tokens_within(prompt_len: int, max_new_tokens: int | None, spec: ModelSp
     """The count asked for, or the default cut to what the model's window leaves. Raises UserError with the numbers."""
     if max_new_tokens is None:
         return min(DEFAULT_NEW_TOKENS, check_window(spec, prompt_len, None))
-    check_new_tokens(max_new_tokens)
-    check_window(spec, prompt_len, max_new_tokens)
-    return max_new_tokens
+    wanted = check_whole("max_new_tokens", max_new_tokens, 1)
+    check_window(spec, prompt_len, wanted)
+    return wanted
 
 
 def sequences_tensor(

@@ -10,16 +10,15 @@ so neither the batch around it nor its order nor the plan changes what is drawn.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from flexinfer.errors import EngineError, UserError
+from flexinfer.units import as_real, check_whole
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,23 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, lambda x: x >= 0, "a number of 0 (greedy) or more")
-        _check("repetition_penalty", self.repetition_penalty, lambda x: x > 0, "a number above 0")
-        _check("seed", self.seed, lambda x: isinstance(x, int) and 0 <= x < 2**64, "a whole number from 0 to 2**64 - 1")
+        self._real("temperature", lambda x: x >= 0, "a number of 0 (greedy) or more")
+        self._real("repetition_penalty", lambda x: x > 0, "a number above 0")
+        self._real("top_p", lambda x: 0 < x <= 1, "a number above 0 and at most 1")
+        self._real("min_p", lambda x: 0 <= x <= 1, "a number from 0 to 1")
+        object.__setattr__(self, "seed", check_whole("seed", self.seed, 0, 2**64 - 1))
         if self.top_k is not None:
-            _check("top_k", self.top_k, lambda x: isinstance(x, int) and x >= 1, "a whole number of at least 1")
-        if self.top_p is not None:
-            _check("top_p", self.top_p, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
-        if self.min_p is not None:
-            _check("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+            object.__setattr__(self, "top_k", check_whole("top_k", self.top_k, 1))
+
+    def _real(self, name: str, allowed: Callable[[float], bool], wanted: str) -> None:
+        """Leaves the field's value as float. None passes where it switches a filter off."""
+        value = getattr(self, name)
+        if value is None and name in ("top_p", "min_p"):
+            return
+        number = as_real(value)
+        if number is None or not allowed(number):
+            raise UserError(f"{name} is {value!r}; it must be {wanted}")
+        object.__setattr__(self, name, number)
 
     @property
     def greedy(self) -> bool:
@@ -53,12 +60,6 @@ class SamplingParams:
         """Filters that are set although greedy choice ignores them."""
         named = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return tuple(name for name, value in named.items() if value is not None) if self.greedy else ()
-
-
-def _check(name: str, value: Any, allowed: Callable[[Any], bool], wanted: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not allowed(value):
-        raise UserError(f"{name} is {value!r}; it must be {wanted}")
 
 
 def sequence_keys(prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -87,10 +88,11 @@ def pick(
     logits_BV: float32 on the CPU. history: prompt and generated ids of each sequence, for the repetition penalty.
     keys: from `sequence_keys`. Greedy takes the lowest id among equals. Raises EngineError on NaN or infinite logits.
     """
-    if params.repetition_penalty != 1.0:
-        logits_BV = _penalized(logits_BV, history, params.repetition_penalty)
     top = logits_BV.max(dim=-1)
     _check_finite(top.values, step)
+    if params.repetition_penalty != 1.0:
+        logits_BV = _penalized(logits_BV, history, params.repetition_penalty)
+        top = logits_BV.max(dim=-1)
     if params.greedy:
         return [int(token) for token in top.indices]
     return [_draw(row_V, params, uniform(params.seed, key, step)) for row_V, key in zip(logits_BV, keys, strict=True)]
@@ -113,6 +115,8 @@ def _penalized(logits_BV: torch.Tensor, history: Sequence[Sequence[int]], penalt
         seen = torch.tensor(sorted(set(ids)), dtype=torch.int64)
         values = row_V[seen]
         row_V[seen] = torch.where(values < 0, values * penalty, values / penalty)
+    if not torch.isfinite(out_BV.max()):
+        raise UserError(f"repetition_penalty {penalty:g} makes logits overflow; choose one nearer to 1")
     return out_BV
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from flexinfer.errors import UserError
 from flexinfer.json_file import read_json_object
+from flexinfer.units import as_whole, check_whole
 
 FinishReason = Literal["stop", "length"]
 
@@ -25,15 +26,10 @@ class StopRules:
     strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_new_tokens(self.max_new_tokens)
+        object.__setattr__(self, "max_new_tokens", check_whole("max_new_tokens", self.max_new_tokens, 1))
         for text in self.strings:
             if not isinstance(text, str) or not text:
                 raise UserError(f"stop string {text!r} must be text of at least one character")
-
-
-def check_new_tokens(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"max_new_tokens is {value!r}; it must be a whole number of at least 1")
 
 
 def stop_token_ids(path: Path, *more: Iterable[int]) -> frozenset[int]:
@@ -52,14 +48,15 @@ def _generation_config_ids(file: Path) -> list[int]:
 
 
 def as_token_ids(value: Any, what: str) -> list[int]:
-    """None, one id or a list of ids, as a list. Raises UserError."""
+    """None, one id or a list, an array or a tensor of ids, as a list. Raises UserError."""
     if value is None:
         return []
-    found = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
-    for token in found:
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise UserError(f"{what} is {value!r}; it must be a token id or a list of them")
-    return found
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    found = list(plain) if isinstance(plain, (list, tuple, set, frozenset)) else [plain]
+    ids = [token for token in map(as_whole, found) if token is not None and token >= 0]
+    if len(ids) != len(found):
+        raise UserError(f"{what} is {value!r}; it must be a token id or a list of them")
+    return ids
 
 
 class StopStrings:

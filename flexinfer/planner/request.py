@@ -11,7 +11,7 @@ from flexinfer.estimator import HardwareProfile
 from flexinfer.plan import Home
 from flexinfer.planner.strategies import STRATEGIES, Strategy
 from flexinfer.spec.model_spec import ModelSpec
-from flexinfer.units import format_size
+from flexinfer.units import check_whole, format_size
 
 AUTO = "auto"
 
@@ -35,9 +35,8 @@ class PlanRequest:
                 known = ", ".join((AUTO, *sorted(STRATEGIES)))
                 raise UserError(f"{phase} strategy {strategy!r} is not known; it is one of {known}")
         for name, least in (("gpu_layers", 0), ("gpu_memory_bytes", 1), ("cpu_memory_bytes", 1)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UserError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_whole(name, getattr(self, name), least))
 
     def pairs(self, profile: HardwareProfile) -> list[tuple[Strategy, Strategy]]:
         """The (prefill, decode) strategies to weigh. Raises UserError when the machine has no GPU for them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexinfer.errors import UserError
+from flexinfer.units import check_whole
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("prompt_len", 1), ("new_tokens", 1), ("cached_tokens", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+            object.__setattr__(self, name, check_whole(name, getattr(self, name), least))
 
     @property
     def kv_capacity(self) -> int:

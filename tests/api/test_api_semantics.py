@@ -240,7 +240,7 @@ def test_unknown_keywords_are_named(model, call):
         ({"prompts": "a", "temperature": -1}, "temperature"),
         ({"prompts": "a", "stop": ""}, "stop string"),
         ({"prompts": "a", "max_length": 5, "max_new_tokens": 5}, "not both"),
-        ({"prompts": "aaa", "max_length": 2}, "max_new_tokens is -1"),
+        ({"prompts": "aaa", "max_length": 2}, "the prompt alone has 3 tokens"),
         ({"prompts": "a", "eos_token_id": "b"}, "eos_token_id"),
         ({"prompts": "a", "chat": True}, "no chat template"),
         ({"prompts": 3}, "prompts"),
