@@ -33,9 +33,10 @@ def on_this_machine(options: LoadOptions) -> LoadOptions:
             f"GPU memory: {format_size(wanted)} is asked for and {options.device} has {format_size(free)} free; "
             f"ask for less, or leave it out"
         )
-    return replace(options, gpu_memory_bytes=wanted or max(1, free - LIBRARY_BYTES))
+    return replace(options, gpu_memory_bytes=wanted or max(1, free - LIBRARY_BYTES), gpu_free_bytes=free)
 
 
 def within(options: LoadOptions, limit_bytes: int) -> LoadOptions:
     """CPU memory: the option's, and no more than this process can have."""
-    return replace(options, cpu_memory_bytes=min(options.cpu_memory_bytes or limit_bytes, limit_bytes))
+    memory = max(1, min(options.cpu_memory_bytes or limit_bytes, limit_bytes))
+    return replace(options, cpu_memory_bytes=memory, cpu_free_bytes=limit_bytes)

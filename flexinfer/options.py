@@ -30,7 +30,8 @@ def refuse_unknown(unknown: Mapping[str, Any], call: str, known: str) -> None:
 class LoadOptions:
     """Resolved options. None: as the profile, the device or the checkpoint has it.
 
-    given: options that the caller set explicitly; those that can have no effect are then errors.
+    gpu_free_bytes, cpu_free_bytes: what this machine has free, which the sizes beside them do not pass; None where it
+    is not looked at. given: options that the caller set explicitly; those that can have no effect are then errors.
     """
 
     prefill: str = "auto"
@@ -44,6 +45,8 @@ class LoadOptions:
     profile: str | None = None
     threads: int = 1
     jitter_s: float = 0.0
+    gpu_free_bytes: int | None = None
+    cpu_free_bytes: int | None = None
     given: frozenset[str] = frozenset()
 
     @classmethod

@@ -108,6 +108,8 @@ def choose(spec: ModelSpec, workload: Workload, profile: HardwareProfile, option
         gpu_layers=options.gpu_layers,
         gpu_memory_bytes=options.gpu_memory_bytes,
         cpu_memory_bytes=options.cpu_memory_bytes,
+        gpu_free_bytes=options.gpu_free_bytes,
+        cpu_free_bytes=options.cpu_free_bytes,
     )
     return ChosenPlan(spec, workload, profile, search(spec, workload, profile, request))
 

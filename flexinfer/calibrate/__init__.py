@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from flexinfer.calibrate.store import OnProgress, cache_folder, cached_profile, named_profile, peek_profile
+from flexinfer.calibrate.store import (
+    OnProgress,
+    cache_folder,
+    cached_profile,
+    check_threads,
+    kept_path,
+    named_profile,
+    peek_profile,
+)
 from flexinfer.estimator import HardwareProfile
 
 __all__ = [
@@ -12,8 +20,10 @@ __all__ = [
     "cache_folder",
     "cached_profile",
     "check_products",
+    "check_threads",
     "doctor_report",
     "doctor_text",
+    "kept_path",
     "named_profile",
     "peek_profile",
     "quick_profile",

@@ -151,8 +151,11 @@ def speeds(profile: HardwareProfile) -> Section:
 
 def profile_section(problems: dict[str, str]) -> Section:
     threads, facts = host.available_threads(), host.fingerprint()
-    path = cache_path(threads, facts)
-    if not path.is_file():
+    try:
+        path = cache_path(threads, facts)
+    except ProfileError:
+        return {"file": "none: there is no folder to keep it in"}  # folders_section says what to do
+    if not os.path.isfile(path):
         return {"file": "none yet: the first run measures this machine (about 10 seconds), or `flexinfer calibrate`"}
     try:
         profile = HardwareProfile.load(path)
@@ -176,7 +179,7 @@ def profile_section(problems: dict[str, str]) -> Section:
 
 def folder_line(path: Path) -> str:
     """The path, its file system, and whether it can be written."""
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     kind = host.file_system(path)
     notes = [kind.kind] + ["over a network"] * kind.network + ["read-only"] * (not os.access(existing, os.W_OK))
     return f"{path} ({', '.join(notes)})"
@@ -184,17 +187,22 @@ def folder_line(path: Path) -> str:
 
 def model_cache() -> Path:
     """Where huggingface_hub keeps what it downloads."""
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
 
 
 def folders_section(problems: dict[str, str]) -> Section:
-    cache, models = cache_folder(), model_cache()
-    for what, path in (("profile", cache), ("model", models)):
+    folders = {"model": model_cache()}
+    try:
+        folders["profile"] = cache_folder()
+    except ProfileError as error:
+        problems["measured profiles cannot be kept"] = str(error)
+    for what, path in folders.items():
         if host.file_system(path).network:
             problems[f"the {what} cache lies on a network file system"] = "loading may be slow; use a local folder"
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-    return {"cache": folder_line(cache), "models": folder_line(models), "hub": "offline" if offline else "online"}
+    cache = folder_line(folders["profile"]) if "profile" in folders else "none"
+    return {"cache": cache, "models": folder_line(folders["model"]), "hub": "offline" if offline else "online"}
 
 
 def packages_section(problems: dict[str, str]) -> Section:

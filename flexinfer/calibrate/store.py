@@ -22,6 +22,7 @@ from flexinfer.estimator import HardwareProfile
 from flexinfer.host import fingerprint, fingerprint_differences, memory_limit_bytes
 from flexinfer.host.fingerprint import Fact
 from flexinfer.units import format_time
+from flexinfer.whole_file import WholeFile
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +37,37 @@ OnProgress = Callable[[float, str], None]
 
 
 def cache_folder() -> Path:
-    """FLEXINFER_CACHE_DIR, else flexinfer/ in the XDG cache folder, else ~/.cache/flexinfer."""
-    named = settings.read("FLEXINFER_CACHE_DIR")
-    if named:
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG rules say that a relative path is to be ignored.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "flexinfer"
+    """FLEXINFER_CACHE_DIR, else flexinfer/ in the XDG cache folder, else ~/.cache/flexinfer.
+
+    Raises ProfileError where that needs a home folder and nobody knows one.
+    """
+    folder = settings.read("FLEXINFER_CACHE_DIR")
+    if folder is None:
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        # The XDG rules say that a relative path is to be ignored.
+        folder = os.path.join(base if os.path.isabs(base) else "~/.cache", "flexinfer")
+    path = os.path.expanduser(folder)
+    if path.startswith("~"):
+        raise ProfileError(f"{folder} has no home folder to lie in; set FLEXINFER_CACHE_DIR to a folder for profiles")
+    return Path(path)
 
 
 def cache_path(threads: int, facts: Mapping[str, Fact]) -> Path:
-    """Where this machine's profile for so many threads is kept."""
+    """Where this machine's profile for so many threads is kept. Raises ProfileError."""
     identity = json.dumps([facts.get(key) for key in IDENTITY])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     return cache_folder() / "profiles" / f"{digest}-{threads}threads.json"
+
+
+def kept_path(threads: int) -> Path:
+    """As cache_path, for this machine; its folder is there and can be written. Raises ProfileError and UserError."""
+    path = cache_path(threads, fingerprint())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProfileError(f"{path.parent} cannot be made: {error.strerror}; set FLEXINFER_CACHE_DIR") from None
+    WholeFile(path).close()
+    return path
 
 
 def stale_reason(profile: HardwareProfile, facts: Mapping[str, Fact]) -> str | None:
@@ -67,17 +85,21 @@ def cached_profile(threads: int, refresh: bool = False, on_progress: OnProgress 
     log says why; one that cannot be written costs the next run its measurements and is logged too.
     """
     facts = fingerprint()
-    path = cache_path(threads, facts)
-    profile = None if refresh else _usable(path, facts)
+    path: Path | None = None
+    try:
+        path = cache_path(threads, facts)
+    except ProfileError as error:
+        log.warning("the profile is not kept, the next run will measure again (%s)", error)
+    profile = _usable(path, facts) if path is not None and not refresh else None
     return _with_memory_of_now(profile or _measured(threads, path, on_progress))
 
 
 def peek_profile(threads: int) -> HardwareProfile | None:
     """The cached profile if there is one that holds, without measuring."""
     facts = fingerprint()
-    path = cache_path(threads, facts)
     try:
-        profile = HardwareProfile.load(path) if path.is_file() else None
+        path = cache_path(threads, facts)
+        profile = HardwareProfile.load(path) if os.path.isfile(path) else None
     except ProfileError:
         return None
     return profile if profile is not None and stale_reason(profile, facts) is None else None
@@ -95,13 +117,18 @@ def named_profile(name: str, threads: int | None = None) -> HardwareProfile:
             f"profile {name} was measured under other conditions ({reason}); "
             "measure again with `flexinfer calibrate --output FILE`, or leave --profile out"
         )
-    if threads is not None and threads != profile.cpu.threads:
-        log.warning("profile %s is for %d threads; %d are used", name, profile.cpu.threads, threads)
+    check_threads(profile, name, threads)
     return profile
 
 
+def check_threads(profile: HardwareProfile, name: str, threads: int | None) -> None:
+    """Logs that a profile says nothing about another number of threads."""
+    if threads is not None and threads != profile.cpu.threads:
+        log.warning("profile %s is for %d threads; %d are used", name, profile.cpu.threads, threads)
+
+
 def _usable(path: Path, facts: Mapping[str, Fact]) -> HardwareProfile | None:
-    if not path.is_file():
+    if not os.path.isfile(path):
         log.info("no profile of this machine yet in %s: measuring", path.parent)
         return None
     try:
@@ -121,12 +148,13 @@ def _usable(path: Path, facts: Mapping[str, Fact]) -> HardwareProfile | None:
     return profile
 
 
-def _measured(threads: int, path: Path, on_progress: OnProgress | None) -> HardwareProfile:
+def _measured(threads: int, path: Path | None, on_progress: OnProgress | None) -> HardwareProfile:
     from flexinfer.calibrate.quick import quick_profile
 
     profile = quick_profile(threads, on_progress)
     try:
-        profile.save(path)
+        if path is not None:
+            profile.save(path)
     except ProfileError as error:
         log.warning("the profile is not kept, the next run will measure again (%s)", error)
     return profile

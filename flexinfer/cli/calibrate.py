@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from flexinfer import settings
@@ -22,23 +24,22 @@ from flexinfer.whole_file import WholeFile
 @verbosity
 def calibrate(quick: bool, output: str | None, device: str | None, threads: int | None, as_json: bool) -> None:
     """Measure this machine: what its CPU, its GPU and the link between them reach."""
-    from flexinfer.calibrate import cached_profile, quick_profile
+    from flexinfer.calibrate import kept_path, quick_profile
     from flexinfer.host import available_threads
 
     settings.check_environment()
     device = settings.resolve("DEVICE", device, default="auto")
-    if device == "emulated":
-        raise UserError("the emulated device has this machine's CPU figures: calibrate with --device cpu")
     threads = settings.resolve("THREADS", threads) or available_threads()
+    # A missing device and an unwritable place show now, not after the measurements
+    _check_device(device)
     if output is not None:
-        WholeFile(output).close()  # an unwritable place shows now, not after the measurements
-    with measure_progress() as on_measure:
-        if output is None:
-            profile = cached_profile(threads, refresh=True, on_progress=on_measure)
-        else:
-            profile = quick_profile(threads, on_measure)
-            profile.save(output)
-    _check_device(profile, device)
+        WholeFile(output).close()
+    place = kept_path(threads) if output is None else Path(output)
+    with measure_progress("kept for later runs" if output is None else f"written to {output}") as on_measure:
+        profile = quick_profile(threads, on_measure)
+    if device not in ("auto", "cpu") and profile.gpu is None:
+        raise ProfileError(f"device {device} cannot be measured: only CUDA devices are")
+    profile.save(place)
     if as_json:
         print_json(profile.to_json())
     else:
@@ -47,9 +48,14 @@ def calibrate(quick: bool, output: str | None, device: str | None, threads: int 
             say(f"written to {output}")
 
 
-def _check_device(profile: HardwareProfile, device: str) -> None:
-    if device not in ("auto", "cpu") and profile.gpu is None:
-        raise ProfileError(f"device {device} was not measured: torch sees no GPU here")
+def _check_device(device: str) -> None:
+    """Raises UserError for a device that is not there."""
+    if device == "emulated":
+        raise UserError("the emulated device has this machine's CPU figures: calibrate with --device cpu")
+    if device not in ("auto", "cpu"):
+        from flexinfer.engine.devices import accelerator_device
+
+        accelerator_device(device)
 
 
 def _summary(profile: HardwareProfile) -> str:

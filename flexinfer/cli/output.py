@@ -90,15 +90,15 @@ def load_progress() -> Iterator[Any]:
 
 
 @contextmanager
-def measure_progress() -> Iterator[Any]:
-    """A callback for calibration. Says first what is going on, for it takes seconds."""
+def measure_progress(result: str = "kept for later runs") -> Iterator[Any]:
+    """A callback for calibration. Says first what is going on, for it takes seconds; `result` is what becomes of it."""
     line = ProgressLine(quiet_s=0)
     started = False
 
     def on_measure(share: float, what: str) -> None:
         nonlocal started
         if not started:
-            say("measuring this machine, for about 10 seconds; the result is kept for later runs")
+            say(f"measuring this machine, for about 10 seconds; the result is {result}")
             started = True
         if sys.stderr.isatty():
             line.update(f"measuring: {share:4.0%} {what}")

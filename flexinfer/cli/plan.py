@@ -41,7 +41,9 @@ def plan(
     spec = model_spec(model, loaded)
     workload = Workload(batch, prompt_len, new_tokens)
     check_window(spec, prompt_len, new_tokens)
-    profile = machine(hardware, loaded)
+    profile = machine(hardware, loaded, options["threads"])
+    if loaded.device == "auto":
+        loaded = loaded.on("cpu" if profile.gpu is None else "cuda")
     if hardware is not None and options["threads"] is None:
         loaded = replace(loaded, threads=profile.cpu.threads)  # another machine has its own
     chosen = choose(spec, workload, profile_on_device(profile, loaded), loaded)
@@ -60,12 +62,17 @@ def model_spec(model: str, options: LoadOptions) -> ModelSpec:
     return load_spec(resolve_model(model, weights=False), options.dtype)
 
 
-def machine(hardware: str | None, options: LoadOptions) -> HardwareProfile:
-    """The profile that --hardware or --profile names, else this machine's own, measured where none is kept yet."""
-    from flexinfer.calibrate import cached_profile
+def machine(hardware: str | None, options: LoadOptions, threads: int | None) -> HardwareProfile:
+    """The profile that --hardware or --profile names, else this machine's own, measured where none is kept yet.
+
+    threads: as the option says; of no effect on the figures of another machine, which is logged.
+    """
+    from flexinfer.calibrate import cached_profile, check_threads
 
     name = hardware or options.profile
     if name is not None:
-        return HardwareProfile.load(name)
+        profile = HardwareProfile.load(name)
+        check_threads(profile, name, threads)
+        return profile
     with measure_progress() as on_measure:
         return cached_profile(options.threads, on_progress=on_measure)

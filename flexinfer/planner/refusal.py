@@ -13,6 +13,7 @@ from flexinfer.planner.request import AUTO, PlanRequest
 from flexinfer.planner.space import Pair, Space
 from flexinfer.spec.model_spec import ModelSpec
 from flexinfer.spec.workload import Workload
+from flexinfer.units import format_size
 
 
 def refusal(
@@ -108,7 +109,16 @@ def _more_memory(spec: ModelSpec, workload: Workload, profile: HardwareProfile, 
         ),
         key=lambda found: found[0],
     )[1]
-    short = [device for device, limit in space.limits.items() if leanest[device] > limit]
-    sizes = {device: f"{math.ceil(leanest[device] / 2**20)}MiB" for device in short}
-    if short:
-        yield " and ".join(f"--{device}-memory {size}" for device, size in sizes.items())
+    short = {device: leanest[device] for device, limit in space.limits.items() if leanest[device] > limit}
+    free = {"gpu": request.gpu_free_bytes, "cpu": request.cpu_free_bytes}
+    lacking = [d for d, nbytes in short.items() if (limit := free[d]) is not None and nbytes > limit]
+    if lacking:  # no option helps
+        yield " and ".join(
+            f"{_mib(short[d])} of {d.upper()} memory ({format_size(free[d] or 0)} are free)" for d in lacking
+        )
+    elif short:
+        yield " and ".join(f"--{device}-memory {_mib(nbytes)}" for device, nbytes in short.items())
+
+
+def _mib(nbytes: int) -> str:
+    return f"{math.ceil(nbytes / 2**20)}MiB"

@@ -20,7 +20,8 @@ AUTO = "auto"
 class PlanRequest:
     """Strategies of the phases, resident layers and memory limits; None and "auto" leave it to the planner.
 
-    Raises UserError for a strategy that does not exist and for negative numbers.
+    gpu_free_bytes, cpu_free_bytes: more than that no option gets, where it is known. Raises UserError for a strategy
+    that does not exist and for negative numbers.
     """
 
     prefill: str = AUTO
@@ -28,6 +29,8 @@ class PlanRequest:
     gpu_layers: int | None = None
     gpu_memory_bytes: int | None = None
     cpu_memory_bytes: int | None = None
+    gpu_free_bytes: int | None = None
+    cpu_free_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for phase, strategy in (("prefill", self.prefill), ("decode", self.decode)):
@@ -73,6 +76,10 @@ class PlanRequest:
         """Raises UserError for a number of resident layers that the model or the strategies cannot have."""
         if self.gpu_layers is None:
             return
+        if self.gpu_layers and self.prefill == self.decode == "cpu":
+            raise UserError(
+                f"strategy cpu leaves the GPU empty, and gpu_layers asks for {self.gpu_layers}: drop one of the two"
+            )
         if self.gpu_layers > spec.num_layers:
             raise UserError(f"gpu_layers is {self.gpu_layers}; {spec.name} has {spec.num_layers} layers")
         if "gpu" in (self.prefill, self.decode) and self.gpu_layers != spec.num_layers:

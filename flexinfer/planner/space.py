@@ -143,12 +143,12 @@ class Space:
     def resident_counts(self, pair: Pair, asked: int | None) -> Sequence[int]:
         """The M that a pair may have: the one asked for, else what gives each strategy its meaning."""
         count = self.spec.num_layers
+        if pair == ("cpu", "cpu"):
+            return [0] if not asked else []
         if asked is not None:
             return [asked] if "gpu" not in pair or asked == count else []
         if "gpu" in pair:
             return [count]
-        if pair == ("cpu", "cpu"):
-            return [0]
         return range(1 if "split" in pair else 0, count + 1)
 
     def variants(self, pair: Pair) -> list[Variant]:

@@ -6,7 +6,9 @@ have to be there, whether they come from the hub now or from its cache.
 
 from __future__ import annotations
 
+import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from flexinfer.errors import ModelError
@@ -24,7 +26,7 @@ def resolve_model(model: str, weights: bool = True) -> Path:
     Raises ModelError that says what was tried: neither a path nor a hub model, a built-in name, a hub that cannot be
     reached, or a cached copy with files missing.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if model and path.exists():
         return path
     if not _HUB_ID.fullmatch(model) or path.suffix.lower() == ".gguf":
@@ -67,7 +69,8 @@ def _unreachable(model: str, error: BaseException) -> str:
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    tried = f"{model!r} is not a local folder or .gguf file"
+    near = get_close_matches(model.lower(), builtin_names(), n=1, cutoff=0.8)
+    tried = f"{model!r} is not a local folder or .gguf file" + (f", nor the built-in {near[0]}" if near else "")
     if isinstance(error, GatedRepoError):
         return f"{tried}; on the hub its licence must be accepted first, and HF_TOKEN set"
     if isinstance(error, RepositoryNotFoundError):
