@@ -2,12 +2,14 @@
 
 Its memory is a bounded arena in CPU memory, its engines are threads, its link is throttled to a set bandwidth each
 way. Unwritten and freed memory is NaN, its tensors refuse to meet CPU tensors, and every op can be delayed by a
-random time: numerics are exact, and a missing wait becomes a wrong token or an error.
+random time, with what it transfers being NaN until it arrives: numerics are exact, and a missing wait becomes a wrong
+token or an error.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -53,6 +55,10 @@ class _Link:
             self._free_at = 0.0
 
 
+def _spoil(tensor: torch.Tensor) -> None:
+    tensor.fill_(math.nan if tensor.is_floating_point() else POISON)
+
+
 class EmulatedMachine(ThreadedMachine):
     """See the module. `throttled` is False while residents load, which is not part of a generation."""
 
@@ -60,6 +66,7 @@ class EmulatedMachine(ThreadedMachine):
         super().__init__(Arena("GPU", config.gpu_memory_bytes), cpu, tracing, config.jitter_s)
         self.config = config
         self.throttled = True
+        self._random = random.Random("transfers")
         self._links = {"gpu": _Link(config.link_bytes_per_s), "cpu": _Link(config.link_bytes_per_s)}
 
     def hooks(self) -> LaneHooks:
@@ -86,7 +93,7 @@ class EmulatedMachine(ThreadedMachine):
 
     def release(self, tensor: torch.Tensor) -> None:
         if isinstance(tensor, EmulatedTensor):
-            tensor.fill_(math.nan if tensor.is_floating_point() else POISON)
+            _spoil(tensor)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
@@ -103,6 +110,10 @@ class EmulatedMachine(ThreadedMachine):
                 f"a transfer of {tuple(source.shape)} {source.dtype} into {tuple(target.shape)} {target.dtype}"
             )
         started = time.perf_counter()
+        if self.config.jitter_s:
+            # On its way it is neither what was there nor what will be: who reads or writes it now has not waited
+            _spoil(unmark(target))
+            time.sleep(self._random.uniform(0, self.config.jitter_s))
         unmark(target).copy_(unmark(source))
         if self.throttled:
             self._links["gpu" if to_gpu else "cpu"].pass_through(started, source.nbytes, self._failure.stopped)

@@ -12,7 +12,7 @@ from flexinfer.errors import DoesNotFitError, EngineError
 from flexinfer.machine.arena import Arena
 from flexinfer.machine.base import BoundOp
 from flexinfer.machine.emulated import EmulatedConfig, EmulatedMachine
-from flexinfer.machine.marked import EmulatedTensor
+from flexinfer.machine.marked import EmulatedTensor, unmark
 from flexinfer.schedule.ops import Op
 
 
@@ -56,6 +56,18 @@ def test_a_transfer_crosses_the_link_and_takes_its_time(machine: EmulatedMachine
     back = torch.empty(250_000)
     machine.transfer(back, target)
     assert torch.equal(back, source)
+
+
+def test_what_is_on_its_way_is_not_there_yet_where_ops_are_delayed() -> None:
+    machine = EmulatedMachine(EmulatedConfig(1 << 20, 1e12, jitter_s=0.2), Arena("CPU", None))
+    target = gpu_floats(machine, 4).zero_()
+    seen: list[bool] = []
+    submit(machine, "h2d", lambda p: machine.transfer(target, torch.ones(4)))
+    while not torch.equal(unmark(target), torch.ones(4)):
+        seen.append(bool(torch.isnan(unmark(target)).all()))
+        time.sleep(0.001)
+    machine.close()
+    assert any(seen)
 
 
 def test_transfers_within_a_device_or_of_another_shape_raise(machine: EmulatedMachine) -> None:
