@@ -102,7 +102,7 @@ class Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer | None:
-    """The tokenizer of a folder or a .gguf file; None for a folder that has none. Raises ModelError."""
+    """The tokenizer of a folder or a .gguf file; None for one that has none. Raises ModelError."""
     path = Path(path)
     if path.is_file():
         return _from_gguf(path)
@@ -123,13 +123,15 @@ def _from_folder(path: Path) -> Tokenizer:
 
 
 @_from_the_models_files("this model's tokenizer does not load")
-def _from_gguf(file: Path) -> Tokenizer:
+def _from_gguf(file: Path) -> Tokenizer | None:
     from transformers import PreTrainedTokenizerFast
 
     from flexinfer.engine.gguf_tokenizer import build_tokenizer, end_token_ids, read_metadata
 
     metadata = read_metadata(file)
-    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return None
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     indices = {short: metadata.get(f"tokenizer.ggml.{name}_token_id") for short, name in names.items()}
     for short, index in indices.items():

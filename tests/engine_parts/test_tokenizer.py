@@ -168,7 +168,7 @@ def test_merges_follow_from_scores():
     [
         ({"tokenizer.ggml.pre": "novel"}, "'novel'.*gpt-2"),
         ({"tokenizer.ggml.model": "bert"}, "'bert'"),
-        ({"tokenizer.ggml.tokens": None}, "no vocabulary"),
+        ({"tokenizer.ggml.tokens": []}, "no vocabulary"),
         ({"tokenizer.ggml.model": "llama"}, "0 tokenizer scores"),
     ],
 )
@@ -176,6 +176,16 @@ def test_what_is_not_known_is_refused_by_name(change, named):
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], **change}
     with pytest.raises(ModelError, match=named):
         build_tokenizer(metadata, Path("m.gguf"))
+
+
+def test_a_file_without_a_vocabulary_has_no_tokenizer(tmp_path):
+    """Such a model still takes token ids."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_bos_token_id(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert load_tokenizer(tmp_path / "m.gguf") is None
 
 
 def test_a_truncated_header_is_named(tmp_path):
