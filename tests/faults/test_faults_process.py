@@ -139,3 +139,8 @@ def test_a_conversation_ends_when_its_answers_have_nowhere_to_go(capfd, monkeypa
         monkeypatch.setattr("sys.stdout", full)
         assert ended(("chat", str(tiny_model), "--device", "cpu", "--max-new-tokens", "3", "--ignore-eos")) == 2
     assert capfd.readouterr().err == "flexinfer: the output cannot be written: No space left on device\n"
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "flexinfer", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("flexinfer, version ")
