@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flexinfer.device import on_this_machine, within
 from flexinfer.errors import ModelError, UserError
 from flexinfer.host import memory_limit_bytes
-from flexinfer.options import LoadOptions, refuse_unknown
+from flexinfer.options import LoadOptions, UnknownKeywordError, refuse_unknown
 from flexinfer.planning import ChosenPlan, choose, profile_on_device
 from flexinfer.result import GenerateResult, Output
 from flexinfer.settings import parse_path
@@ -202,6 +202,8 @@ class FlexInfer:
         from flexinfer.engine.generation import Generation
         from flexinfer.engine.streaming import PieceQueue, stream_pieces
 
+        if "streamer" in options:
+            raise UnknownKeywordError("stream yields the text itself; to hear of it by a streamer, use generate")
         request = self.request(prompt, input_ids=input_ids, chat=chat, **options)
         if len(request.prompts) != 1:
             raise UserError(f"stream takes one prompt, not {len(request.prompts)}; use generate for several")

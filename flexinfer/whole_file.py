@@ -30,6 +30,8 @@ class WholeFile:
                 raise OSError("its name is empty")
             if Path(path).is_dir():
                 raise OSError("it is a folder")
+            if self._path.exists() and not os.access(self._path, os.W_OK):
+                raise OSError("it is read-only")  # renaming another file onto it would be possible, and is not meant
             if Path(path).exists() and not Path(path).is_file():
                 self._file: IO[str] = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # `close` closes it
                 return

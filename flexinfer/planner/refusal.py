@@ -55,9 +55,9 @@ def _advice(spec: ModelSpec, workload: Workload, profile: HardwareProfile, reque
     settings = list(_other_settings(spec, workload, profile, request))
     batch = _largest_batch(spec, workload, profile, request)
     if batch:
-        settings.append(f"--batch {batch}")
+        settings.append(f"a batch of {batch}")
     elif not settings and (batch := _largest_batch(spec, workload, profile, free)):
-        settings.append(f"--batch {batch} with strategies and layers left to the planner")
+        settings.append(f"a batch of {batch} with strategies and layers left to the planner")
     yield from settings
     yield from _more_memory(spec, workload, profile, request)
 

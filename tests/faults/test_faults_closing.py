@@ -117,3 +117,8 @@ def test_loading_again_and_again_gives_one_plan_and_takes_no_more_memory(load):
     assert len(plans) == len(answers) == 1
     assert resident[-1] - resident[1] < 4 * 2**20
     assert len(os.listdir("/proc/self/fd")) < 200
+
+
+def test_a_stream_takes_no_streamer(load):
+    with pytest.raises(UserError, match="stream yields the text itself"):
+        load(device="cpu").stream("hello", streamer=object())

@@ -71,3 +71,13 @@ def test_a_place_that_cannot_be_written_is_named_at_once(name, said):
     with pytest.raises(UserError, match=f"cannot be written: {said}"):
         WholeFile(name)
     assert Path("/").is_dir()
+
+
+def test_a_file_that_is_read_only_stays_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    path.write_text("kept")
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: Path(p) != path and allowed(p, mode))  # root may write anything
+    with pytest.raises(UserError, match="t.json cannot be written: it is read-only"):
+        WholeFile(path)
+    assert path.read_text() == "kept" and os.listdir(tmp_path) == ["t.json"]

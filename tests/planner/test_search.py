@@ -230,9 +230,9 @@ def test_a_strategy_that_does_not_fit_names_memory_and_others(small: ModelSpec, 
 
 
 def test_a_smaller_batch_is_offered_where_it_fits(model: Model, h100: HardwareProfile) -> None:
-    with pytest.raises(DoesNotFitError, match="--batch") as caught:
+    with pytest.raises(DoesNotFitError, match="a batch of") as caught:
         search(model("opt-66b"), Workload(300, 1024, 128), h100, PlanRequest("cpu", "cpu"))
-    batch = int(str(caught.value).split("--batch ")[1].split(",")[0])
+    batch = int(str(caught.value).split("a batch of ")[1].split(",")[0])
     assert search(model("opt-66b"), Workload(batch, 1024, 128), h100, PlanRequest("cpu", "cpu")).chosen.fits
 
 
@@ -240,7 +240,7 @@ def test_two_things_too_many_are_answered_together(model: Model, h100: HardwareP
     """Too many layers and too large a batch: neither alone helps."""
     with pytest.raises(DoesNotFitError, match="left to the planner") as caught:
         search(model("opt-66b"), Workload(400, 1024, 64), h100, PlanRequest(gpu_layers=50))
-    batch = int(str(caught.value).split("--batch ")[1].split()[0])
+    batch = int(str(caught.value).split("a batch of ")[1].split()[0])
     assert search(model("opt-66b"), Workload(batch, 1024, 64), h100).chosen.fits
 
 
