@@ -17,12 +17,10 @@ from flexinfer.models.layout import contiguous
 from flexinfer.models.norm import norm
 from flexinfer.models.opset import OpSet
 from flexinfer.models.rope import RopeRows, rotate
+from flexinfer.schedule.buffers import MASKED_CELLS
 from flexinfer.spec.model_spec import ModelSpec
 
 Weights = Mapping[str, torch.Tensor]
-
-MASKED_CELLS = 2**20
-"""Torch widens a boolean mask to the queries' dtype; masked queries go in pieces of so many (query, key) cells."""
 
 
 def qkv(

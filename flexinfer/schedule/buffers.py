@@ -21,6 +21,8 @@ ALIGN = 256
 KV_STAGES = 2
 ATTENTION_TOKENS = 4096
 """An attention block works through a batch in groups of whole sequences of about this many tokens."""
+MASKED_CELLS = 2**20
+"""Torch widens a boolean mask to the queries' dtype; masked queries go in pieces of so many (query, key) cells."""
 MLP_TOKENS = 2048
 """An MLP works through its tokens in groups of this many, which bounds its intermediate to 2048 x ffn_size."""
 
@@ -73,26 +75,76 @@ def step_tokens(phase: Phase, workload: Workload) -> int:
     return workload.prompt_len if phase == "prefill" else 1
 
 
-def attention_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
-    """Temporaries of an attention block: normed input, q, k, v with their rotated copies, context, output."""
+def embed_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """Temporaries of one group's embedding: token rows, their projection, positions and their rows."""
     new = step_tokens(phase, workload)
-    rows = min(workload.batch, max(1, ATTENTION_TOKENS // new)) * new
-    item = spec.dtype_bytes
-    streams = 4 * spec.hidden_size * item + 3 * spec.hidden_size * 4
-    heads = (6 * spec.q_size + 8 * spec.kv_size) * item + 2 * (spec.q_size + spec.kv_size) * 4
-    expanded = 0
-    if phase == "decode":
-        expanded = 2 * spec.kv_size * workload.batch * workload.kv_capacity * item
-    elif workload.cached_tokens:
-        expanded = 2 * spec.kv_size * rows // new * workload.kv_capacity * item
-    return rows * (streams + heads) + (expanded if spec.num_heads != spec.num_kv_heads else 0)
+    rows = _grouped_sequences(workload, new) * new
+    projected = spec.hidden_size if spec.embedding_size != spec.hidden_size else 0
+    positions = (spec.hidden_size * spec.dtype_bytes + 8) if spec.learned_positions else 0
+    return _spare(rows * ((spec.embedding_size + projected) * spec.dtype_bytes + positions))
+
+
+def _grouped_sequences(workload: Workload, new: int) -> int:
+    """Sequences that an embedding or an attention block works on at a time."""
+    return min(workload.batch, max(1, ATTENTION_TOKENS // new))
+
+
+def attention_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """Temporaries of an attention block over one group of sequences, at its fullest moment.
+
+    The moments: the norm before; q, k or v being rotated beside the others; attention, whose mask is widened; the
+    projection and the norm after it.
+    """
+    new, item = step_tokens(phase, workload), spec.dtype_bytes
+    sequences = _grouped_sequences(workload, new)
+    hidden, q, kv = spec.hidden_size, spec.q_size, spec.kv_size
+    turning = 2 * item + 4 + (item if item < 4 else 0)  # a copy, its halves swapped, the sum in float32, and narrowed
+    a_row = max(
+        _norm_bytes(spec, hidden),
+        (hidden + q + 2 * kv) * item + max(q * turning, _norm_bytes(spec, q) if spec.qk_norm else 0),
+        (hidden + 2 * q + 2 * kv) * item + kv * turning,
+        (4 * q + 2 * kv) * item,
+        (3 * q + 2 * kv + hidden) * item + (0 if spec.norm_first else _norm_bytes(spec, hidden)),
+    )
+    return _spare(sequences * new * a_row) + _mask_bytes(spec, phase, workload) + _expanded_bytes(spec, phase, workload)
+
+
+def _norm_bytes(spec: ModelSpec, width: int) -> int:
+    """A norm's output and what it computes in float32."""
+    return width * (spec.dtype_bytes + 8)
+
+
+def _spare(nbytes: int) -> int:
+    """A quarter on top of the tensors that are counted by name, for what torch's operations keep for themselves."""
+    return nbytes * 5 // 4
+
+
+def _mask_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """The piece of a mask that is widened: a decode step's at once, a prefill's one sequence at a time."""
+    if not mask_windows(spec, phase, workload):
+        return 0
+    whole = step_tokens(phase, workload) * workload.kv_capacity
+    return spec.dtype_bytes * (workload.batch * whole if phase == "decode" else min(whole, MASKED_CELLS))
+
+
+def _expanded_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """K and V of the group once more, for a device whose attention knows no grouped queries."""
+    if spec.num_heads == spec.num_kv_heads or (phase == "prefill" and not workload.cached_tokens):
+        return 0
+    sequences = _grouped_sequences(workload, step_tokens(phase, workload))
+    return 2 * spec.kv_size * sequences * workload.kv_capacity * spec.dtype_bytes
 
 
 def mlp_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
+    """Temporaries of an MLP over one group of tokens: the norms, the activation, and the projection back."""
     rows = min(workload.batch * step_tokens(phase, workload), MLP_TOKENS)
-    item = spec.dtype_bytes
-    width = (4 if spec.gated_mlp else 3) * spec.ffn_size
-    return rows * (width * item + 4 * spec.hidden_size * item + 3 * spec.hidden_size * 4)
+    hidden, ffn, item = spec.hidden_size, spec.ffn_size, spec.dtype_bytes
+    a_row = max(
+        _norm_bytes(spec, hidden) + (0 if spec.norm_first else hidden * item),
+        (hidden + 2 * ffn) * item,
+        (2 * hidden + ffn) * item,
+    )
+    return _spare(rows * a_row)
 
 
 def head_workspace_bytes(spec: ModelSpec, workload: Workload) -> int:
@@ -111,9 +163,10 @@ def fill_workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> i
 
 
 def workspace_bytes(spec: ModelSpec, phase: Phase, workload: Workload) -> int:
-    """The largest op's temporaries: filling the inputs, an attention block, an MLP or the head."""
+    """The largest op's temporaries: filling the inputs, the embedding, an attention block, an MLP or the head."""
     return max(
         fill_workspace_bytes(spec, phase, workload),
+        embed_workspace_bytes(spec, phase, workload),
         attention_workspace_bytes(spec, phase, workload),
         mlp_workspace_bytes(spec, phase, workload),
         head_workspace_bytes(spec, workload),

@@ -119,4 +119,4 @@ def test_temporaries_fit_the_declared_workspace(
         declared = workspace_bytes(spec, phase_name, workload)  # type: ignore[arg-type]
         assert nbytes <= declared, f"{key}: {nbytes} bytes of temporaries, {declared} declared"
     largest = max(n for k, n in measured.items() if k.startswith("prefill"))
-    assert largest >= 0.25 * workspace_bytes(spec, "prefill", workload), "declared far more than is used"
+    assert largest >= 0.5 * workspace_bytes(spec, "prefill", workload), "declared far more than is used"
