@@ -9,12 +9,11 @@ import contextlib
 import errno
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from flexinfer.cli.process import Interrupts, Terminated, close_stdout, open_streams, signals
+from flexinfer.cli.process import Interrupts, Terminated, close_stdout, leave, open_streams, signals
 from flexinfer.errors import FlexInferError
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             code = _closed(_run(arguments, interrupts))
     except KeyboardInterrupt:  # once more, while the first one was being dealt with
         code = _fail("interrupted", INTERRUPTED)
-    if arguments is None:  # the process ends with this command, and that is not to be broken off
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments is None:
+        leave(code)
     sys.exit(code)
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import IO, NoReturn, cast
+from typing import IO, Any, NoReturn, cast
 
 Handler = Callable[[int, FrameType | None], NoReturn]
 
@@ -46,7 +46,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 def signals() -> Iterator[Interrupts]:
     """Ours while a command runs. What the caller ignores (nohup, a shell's background) or handles stays as it is."""
     interrupts = Interrupts()
-    wanted: dict[signal.Signals, tuple[object, Handler]] = {
+    wanted: dict[signal.Signals, tuple[Any, Handler]] = {
         signal.SIGINT: (signal.default_int_handler, interrupts),
         signal.SIGTERM: (signal.SIG_DFL, _terminate),
     }
@@ -86,3 +86,15 @@ def close_stdout() -> OSError | None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return error
     return None
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with its command, which is not to be broken off.
+
+    A thread that was left behind in an op would be torn down in the middle of it, and the runtime aborts at that: then
+    the process ends without taking anything down.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if any(thread.daemon and thread.name.startswith("flexinfer") for thread in threading.enumerate()):
+        os._exit(code)
+    sys.exit(code)

@@ -144,3 +144,24 @@ def test_a_conversation_ends_when_its_answers_have_nowhere_to_go(capfd, monkeypa
 def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "flexinfer", "--version"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.startswith("flexinfer, version ")
+
+
+def test_an_op_that_does_not_end_keeps_no_process_from_ending(tiny_model, profile_file):
+    code = (
+        "import os, signal, sys, threading, torch\n"
+        "import flexinfer.machine.threaded as threaded\n"
+        "from flexinfer.models.opset import TorchOps\n"
+        "threaded.GIVE_UP_S, matrix = 0.1, torch.randn(3000, 3000)\n"
+        "def activation(*_):\n"
+        "    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    while True: matrix @ matrix\n"
+        "TorchOps.activation = activation\n"
+        f"{START}"
+    )
+    run = ("run", str(tiny_model), "--prompt", "x", "--device", "emulated", "--strategy", "offload", "--json")
+    environment = {**os.environ, "FLEXINFER_PROFILE": str(profile_file), "FLEXINFER_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *run], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.returncode == 130 and done.stdout == ""
+    assert done.stderr.splitlines()[-1] == "flexinfer: interrupted"
