@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from flexinfer.errors import ProfileError, UserError
-from flexinfer.estimator import HardwareProfile, emulated_profile
+from flexinfer.estimator import HardwareProfile, emulated_profile, estimate
 from flexinfer.options import LoadOptions
 from flexinfer.plan import Candidate, PhaseEstimate, Plan, Times
 from flexinfer.planner import Choice, PlanRequest, explain, plan_json, search
@@ -87,6 +87,14 @@ class ChosenPlan:
     @property
     def why(self) -> str:
         return self.choice.chosen.why
+
+    def predicted_for(self, new_tokens: int) -> Times:
+        """The plan's times if it ends after fewer tokens; the peaks stay those of the whole, which was reserved."""
+        if new_tokens == self.workload.new_tokens:
+            return self.predicted
+        times = estimate(self.spec, self.plan, replace(self.workload, new_tokens=new_tokens), self.profile)[2]
+        whole = self.predicted
+        return replace(times, gpu_peak_bytes=whole.gpu_peak_bytes, cpu_peak_bytes=whole.cpu_peak_bytes)
 
     def explain(self) -> str:
         """A table of the candidates and two or three sentences: what runs where, what binds, why the next one lost."""

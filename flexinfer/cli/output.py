@@ -81,7 +81,10 @@ def load_progress() -> Iterator[Any]:
     line = ProgressLine()
 
     def on_load(done: int, total: int, file: str) -> None:
-        line.update(f"loading {file}: {format_size(done)} of {format_size(total)}")
+        if sys.stderr.isatty():
+            line.update(f"loading {file}: {format_size(done)} of {format_size(total)}")
+        else:  # one line stays for good: it says what is loaded, not how far that was at one moment
+            line.update(f"loading {file}: {format_size(total)}")
 
     try:
         yield on_load

@@ -144,6 +144,9 @@ def _show(result: GenerateResult, request: Request, as_json: bool) -> None:
         elif not alone:
             show(output.text)
     say()
-    say(times_table(result.plan.predicted, result.metrics))
+    made = max(len(output.token_ids) for output in result.outputs)
+    if made < result.plan.workload.new_tokens:
+        say(f"ended after {made} of {result.plan.workload.new_tokens} tokens; predicted for {made}")
+    say(times_table(result.plan.predicted_for(made), result.metrics))
     if request.sampling.temperature > 0:
         say(f"seed {result.seed}")

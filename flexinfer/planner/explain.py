@@ -34,10 +34,10 @@ def _title(spec: ModelSpec, workload: Workload) -> str:
 
 
 def _hardware(profile: HardwareProfile) -> str:
-    parts = [profile.cpu.name]
+    parts = [] if profile.name.startswith(profile.cpu.name) else [profile.cpu.name]
     if profile.gpu is not None and profile.link is not None:
         parts += [profile.gpu.name, f"link {format_rate(profile.link.h2d_bytes_per_s * profile.link.eff_h2d)}"]
-    return f"{profile.name} ({profile.kind}): " + "; ".join(parts)
+    return "; ".join([f"{profile.name} ({profile.kind})", *parts])
 
 
 def _table(choice: Choice) -> Iterator[str]:

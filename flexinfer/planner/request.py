@@ -47,6 +47,9 @@ class PlanRequest:
             self._refuse_gpu(profile)
             return [("cpu", "cpu")]
         pairs = [(a, b) for a in self._choices(self.prefill) for b in self._choices(self.decode)]
+        if self.gpu_layers:
+            # Layers that are asked for on the GPU are there to be used by a phase
+            pairs = [pair for pair in pairs if pair != ("cpu", "cpu")]
         if (self.prefill, self.decode) != (AUTO, AUTO):
             return pairs
         # with all layers resident, gpu beside another strategy differs from a split of all layers in name only
@@ -81,7 +84,9 @@ class PlanRequest:
                 f"strategy cpu leaves the GPU empty, and gpu_layers asks for {self.gpu_layers}: drop one of the two"
             )
         if self.gpu_layers > spec.num_layers:
-            raise UserError(f"gpu_layers is {self.gpu_layers}; {spec.name} has {spec.num_layers} layers")
+            raise UserError(
+                f"gpu_layers is {self.gpu_layers}; {spec.name} has {spec.num_layers} layers: ask for at most that"
+            )
         if "gpu" in (self.prefill, self.decode) and self.gpu_layers != spec.num_layers:
             raise UserError(
                 f"strategy gpu keeps all {spec.num_layers} layers on the GPU, and gpu_layers asks for "
