@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -41,12 +42,13 @@ def stream_pieces(run: Callable[[], object], generation: Generation, pieces: Pie
             pieces.items.put(error)
 
     thread = threading.Thread(target=work, name="flexinfer-stream")
-    thread.start()
     try:
+        thread.start()
         while (item := pieces.items.get()) is not _END:
             if isinstance(item, BaseException):
                 raise item
             yield str(item)
     finally:
         generation.cancelled = True
-        thread.join()
+        with contextlib.suppress(RuntimeError):  # Ctrl-C broke off its start: it ends by itself
+            thread.join()

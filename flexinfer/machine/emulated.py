@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 
 from flexinfer.errors import EngineError
 from flexinfer.machine.arena import Arena
-from flexinfer.machine.lanes import LaneHooks
+from flexinfer.machine.lanes import Failure, LaneHooks
 from flexinfer.machine.marked import EmulatedTensor, mark, unmark
 from flexinfer.machine.threaded import ThreadedMachine
 from flexinfer.plan import Home
@@ -28,6 +27,9 @@ from flexinfer.schedule.ops import Engine
 
 POISON = 0xFF
 """All bits set is NaN in float32, bfloat16 and float16, and out of range as an index."""
+
+GLANCE_S = 0.05
+"""How often a copy that takes longer looks up whether it is still wanted."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,14 @@ class _Link:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
-    def pass_through(self, started: float, nbytes: int, stopped: threading.Event) -> None:
-        """Waits until the copy would have ended, or is given up."""
+    def pass_through(self, started: float, nbytes: int, failure: Failure) -> None:
+        """Waits until the copy would have ended, or all is stopped."""
         self._free_at = max(self._free_at, started) + nbytes / self._bytes_per_s
-        left = self._free_at - time.perf_counter()
-        if left > 0 and stopped.wait(min(left, threading.TIMEOUT_MAX)):
-            self._free_at = 0.0
+        while (left := self._free_at - time.perf_counter()) > 0:
+            if failure.stopped:
+                self._free_at = 0.0
+            else:
+                time.sleep(min(left, GLANCE_S))
 
 
 def _spoil(tensor: torch.Tensor) -> None:
@@ -116,5 +120,5 @@ class EmulatedMachine(ThreadedMachine):
             time.sleep(self._random.uniform(0, self.config.jitter_s))
         unmark(target).copy_(unmark(source))
         if self.throttled:
-            self._links["gpu" if to_gpu else "cpu"].pass_through(started, source.nbytes, self._failure.stopped)
+            self._links["gpu" if to_gpu else "cpu"].pass_through(started, source.nbytes, self._failure)
         return source.nbytes

@@ -36,12 +36,13 @@ class Failure:
 
     def __init__(self) -> None:
         self.error: FlexInferError | None = None
-        self.stopped = threading.Event()
+        # A plain flag: Ctrl-C in the middle of threading.Event's calls leaves its inner lock taken, for ever
+        self.stopped = False
 
     def record(self, label: str, error: BaseException) -> None:
         if self.error is None:
             self.error = error if isinstance(error, FlexInferError) else _named(label, error)
-        self.stopped.set()
+        self.stopped = True
 
     def raise_if_set(self) -> None:
         if self.error is not None:
@@ -76,10 +77,10 @@ class LaneHandle(Handle):
         except RuntimeError:  # a waiter was broken off at this very moment, and freed it
             return
 
-    def wait_issued(self, stopped: threading.Event | None = None) -> Any:
-        """Blocks until the op has run, or has been launched, or until `stopped` is set; returns its event."""
+    def wait_issued(self, failure: Failure | None = None) -> Any:
+        """Blocks until the op has run, or has been launched, or until `failure` stops all; returns its event."""
         waited_s = 0.0
-        while not self._done and not (stopped is not None and stopped.is_set()):
+        while not self._done and not (failure is not None and failure.stopped):
             if waited_s >= WATCHDOG_S:
                 self._lost()
             try:
@@ -170,7 +171,7 @@ class Lane:
         bound, params, after, handle = item
         event = None
         try:
-            if not self._failure.stopped.is_set():
+            if not self._failure.stopped:
                 event = self._one(bound, params, after)
         except BaseException as error:  # noqa: BLE001 - likewise
             self._failure.record(bound.op.label, error)
@@ -180,8 +181,8 @@ class Lane:
         return True
 
     def _one(self, bound: BoundOp, params: Any, after: Sequence[LaneHandle]) -> Any:
-        events = [handle.wait_issued(self._failure.stopped) for handle in after]
-        if self._failure.stopped.is_set():
+        events = [handle.wait_issued(self._failure) for handle in after]
+        if self._failure.stopped:
             return None
         if self._jitter_s:
             time.sleep(self._random.uniform(0, self._jitter_s))
@@ -189,7 +190,7 @@ class Lane:
         start = time.perf_counter()
         nbytes = bound.run(params)
         event = self._hooks.mark(self.engine)
-        if self._failure.stopped.is_set():  # given up meanwhile: the counts are those of another generation now
+        if self._failure.stopped:  # given up meanwhile: the counts are those of another generation now
             return event
         self._record(Span(self.engine, bound.op.label, start, time.perf_counter(), nbytes))
         return event

@@ -62,7 +62,7 @@ class ThreadedMachine(Machine):
 
     def abort(self) -> None:
         """A new failure state follows, so that the machine can be used again. Broken off, it may be called again."""
-        self._failure.stopped.set()
+        self._failure.stopped = True
         self.close()
         self._last.clear()
         self._failure = Failure()
